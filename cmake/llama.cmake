@@ -1,0 +1,36 @@
+# A stock llama.cpp, built by its own CMake and never modified. OSCAR_LLAMA_DIR names its build directory, or a source tree
+# with a build directory inside; from either we need the private ggml headers and the shared libraries.
+if(EXISTS ${OSCAR_LLAMA_DIR}/CMakeCache.txt)
+  set(llama_build ${OSCAR_LLAMA_DIR})
+  file(STRINGS ${OSCAR_LLAMA_DIR}/CMakeCache.txt llama_source REGEX "^CMAKE_HOME_DIRECTORY:")
+  string(REGEX REPLACE "^[^=]*=" "" llama_source "${llama_source}")
+else()
+  set(llama_source ${OSCAR_LLAMA_DIR})
+  set(llama_build ${OSCAR_LLAMA_DIR}/build)
+endif()
+if(NOT EXISTS ${llama_source}/ggml/src/ggml-backend-impl.h)
+  message(FATAL_ERROR "OSCAR_LLAMA_DIR=${OSCAR_LLAMA_DIR}: no llama.cpp source tree there (ggml/src/ggml-backend-impl.h is missing)")
+endif()
+find_library(LLAMA_LIBRARY llama PATHS ${llama_build}/bin ${llama_build}/src NO_DEFAULT_PATH NO_CACHE)
+find_library(GGML_LIBRARY ggml PATHS ${llama_build}/bin ${llama_build}/ggml/src NO_DEFAULT_PATH NO_CACHE)
+find_library(GGML_BASE_LIBRARY ggml-base PATHS ${llama_build}/bin ${llama_build}/ggml/src NO_DEFAULT_PATH NO_CACHE)
+if(NOT LLAMA_LIBRARY OR NOT GGML_LIBRARY OR NOT GGML_BASE_LIBRARY)
+  message(FATAL_ERROR "OSCAR_LLAMA_DIR=${OSCAR_LLAMA_DIR}: llama.cpp is not built as shared libraries there "
+                      "(cmake -DBUILD_SHARED_LIBS=ON, target llama)")
+endif()
+file(STRINGS ${llama_source}/ggml/CMakeLists.txt version_lines REGEX "^set\\(GGML_VERSION_(MAJOR|MINOR|PATCH) ")
+string(REGEX MATCHALL "[0-9]+" version_numbers "${version_lines}")
+list(JOIN version_numbers "." OSCAR_GGML_VERSION)
+set(OSCAR_CERTIFIED_GGML 0.25.3 0.26.0)
+if(NOT OSCAR_GGML_VERSION IN_LIST OSCAR_CERTIFIED_GGML)
+  message(FATAL_ERROR "ggml ${OSCAR_GGML_VERSION} in ${llama_source} is not certified; OSCAR knows ${OSCAR_CERTIFIED_GGML}")
+endif()
+message(STATUS "llama.cpp with ggml ${OSCAR_GGML_VERSION}: ${llama_build}")
+
+add_library(oscar_ggml_headers INTERFACE)  # private headers: the plug-in only
+target_include_directories(oscar_ggml_headers SYSTEM INTERFACE ${llama_source}/ggml/include ${llama_source}/ggml/src)
+target_compile_definitions(oscar_ggml_headers INTERFACE OSCAR_GGML_VERSION="${OSCAR_GGML_VERSION}")
+add_library(oscar_libllama INTERFACE)      # public C API: programs
+target_include_directories(oscar_libllama SYSTEM INTERFACE ${llama_source}/include ${llama_source}/ggml/include)
+target_link_libraries(oscar_libllama INTERFACE ${LLAMA_LIBRARY} ${GGML_LIBRARY} ${GGML_BASE_LIBRARY})
+get_filename_component(OSCAR_LLAMA_LIB_DIR ${LLAMA_LIBRARY} DIRECTORY)

@@ -1,0 +1,47 @@
+// C entry points of liboscar-llama.so for programs that load it themselves (the `oscar` command, ctypes). Programs that load
+// it through GGML_BACKEND_PATH or LD_PRELOAD configure it with the environment instead; both use the same names.
+//
+// Configuration (JSON keys here; environment twin OSCAR_<KEY IN CAPITALS>):
+//   mode       "oscar" (default: the artifact's codec) | "exact" (own store, every row 16 bit) | "delegate" (hooks forward
+//              only) | "capture" (stock attention, moments collected) | "off" (nothing is patched; environment only)
+//   artifact   path; default: found beside the model
+//   strict     1: a bypassed attention operation, an unusable artifact or a refused cache ends the program (exit code 3)
+//   stats      path; counters as JSON at exit and on SIGUSR1
+//   sink, recent, rollback     windows (64, 256, 64)
+//   k_mean (none|static|rope), v_mean (none|static), clip_k, clip_v     override the artifact's recipe
+//   log        0 errors and the configuration line (default 1), 2 every decision
+#pragma once
+
+#if defined(__GNUC__)
+#define OSCAR_API __attribute__((visibility("default")))
+#else
+#define OSCAR_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// All functions returning `const char *` give NULL for success or one sentence, valid until the thread's next call.
+
+// Merges JSON into the configuration; applies to caches created afterwards.
+OSCAR_API const char * oscar_llama_configure(const char * json);
+
+// Counters of this process as JSON text (the content of the OSCAR_STATS file); valid until the thread's next call. Keys:
+//   ggml_version, mode, artifact_digest, cpu_path,
+//   attention_served, attention_bypassed, attention_sliding_window (stock, by design), set_rows, graphs, shifts, captured_blocks,
+//   caches [{layers, sliding_window, cells, streams, cells_used, nominal_bytes, nominal_resident_bytes, code_bytes,
+//            exact_bytes, peak_exact_bytes, bookkeeping_bytes, resident_bytes, rows_written, window_misses, imported_rows,
+//            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all}]  (live and freed)
+//   refused: null or a sentence
+OSCAR_API const char * oscar_llama_stats(void);
+
+// Moment capture (mode "capture"). model_json: {fingerprint, architecture, name, n_layer, sources: [{name, sha256, tokens}]}.
+OSCAR_API const char * oscar_llama_capture_begin(const char * model_json, const char * resume_path /* or NULL */);
+// Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
+OSCAR_API const char * oscar_llama_capture_sequence(void);
+OSCAR_API const char * oscar_llama_capture_save(const char * path);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,105 @@
+// The calibration artifact: everything a host needs to run OSCAR on one model, in one safetensors file.
+//
+// Tensors (F32), for each calibrated layer N (the model's number), Hk = n_head_kv or 1 when shared by the layer:
+//   layers.N.k_rotation [Hk, D, D]   layers.N.v_rotation [Hk, Dv, Dv]    columns = new basis (x * R)
+//   layers.N.k_eigenvalues [Hk, D]   layers.N.v_eigenvalues [Hk, Dv]     ascending; optional
+//   layers.N.k_mean_pre_rope [Hkv, D] layers.N.k_mean [Hkv, D] layers.N.v_mean [Hkv, Dv]
+//   layers.N.clip_k [Hk] layers.N.clip_v [Hk]
+// `__metadata__` holds one key "oscar" with the JSON text of: format "oscar-artifact", format_version 1, digest, tool
+// {name, version}, date, model {fingerprint, architecture, name, n_layer}, recipe (see Recipe), layers [LayerShape],
+// provenance {sources [{name, sha256, tokens}], tokens, ...free keys...}.
+// digest = SHA-256 over the metadata JSON (keys sorted, without "digest") followed by every tensor's name and bytes in name
+// order; verified on load.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/base/matrix.h"
+#include "oscar/codec/codec.h"
+#include "oscar/method/moments.h"
+
+namespace oscar {
+
+inline constexpr int kArtifactVersion = 1;
+
+enum class MeanMode { none, statical, rope };  // "none", "static", "rope"
+MeanMode parse_mean_mode(std::string_view text);
+std::string_view to_string(MeanMode mode);
+
+// How rows are coded; the user may override single fields (CLI beats environment beats artifact).
+struct Recipe {
+  std::string codec = "int2";
+  MeanMode k_mean = MeanMode::rope;
+  MeanMode v_mean = MeanMode::none;          // none | static
+  std::string k_objective = "qqt_r_h_pbr";   // "<moment>_<composition>": qqt, sst, oot (softmax-weighted), ktk, vtv, hadamard
+  std::string v_objective = "sst_r_h_pbr";
+  bool per_head = true;                      // one rotation per KV head, or one per layer
+  int group_size = 0;                        // 0: head_dim
+  std::optional<float> clip_k, clip_v;       // given: replaces the fitted thresholds
+};
+
+struct LayerArtifact {
+  LayerShape shape;
+  std::vector<MatrixF> k_rotation, v_rotation;  // 1 or n_head_kv; empty for sliding-window layers (left at 16 bit)
+  MatrixF k_eigenvalues, v_eigenvalues;         // may be empty
+  MatrixF k_mean_pre_rope, k_mean, v_mean;      // may be empty
+  std::vector<float> clip_k, clip_v;            // 1 or n_head_kv
+};
+
+struct ModelInfo {
+  std::string fingerprint, architecture, name;
+  int n_layer = 0;
+};
+
+struct Artifact {
+  ModelInfo model;
+  Recipe recipe;
+  std::vector<LayerArtifact> layers;  // ascending by layer number
+  nlohmann::json provenance = nlohmann::json::object();
+  std::string date, tool_version, digest;  // digest: filled by save and load
+
+  [[nodiscard]] const LayerArtifact* find(int layer) const;
+};
+
+void save_artifact(Artifact& artifact, const std::filesystem::path& path);  // atomically
+Artifact load_artifact(const std::filesystem::path& path);                  // validates everything, Error names layer and cause
+void validate(const Artifact& artifact);
+
+// Codecs of one calibrated layer under the artifact's recipe.
+struct LayerCodecs {
+  std::shared_ptr<const Codec> k, v;
+};
+LayerCodecs make_codecs(const LayerArtifact& layer, const Recipe& recipe);
+
+// Fit: moments -> rotations, means, clip thresholds (fitted per head on the samples unless given), Error below token_floor.
+struct FitOptions {
+  Recipe recipe;
+  std::int64_t token_floor = 1024;
+};
+struct FitReport {  // per layer and head: what the fit expects
+  struct Row {
+    int layer = 0, head = 0;
+    double k_error = 0, v_error = 0;       // relative: tr(C_Q E_K) / tr(C_Q C_K) and |v - v^|^2 / |v|^2 on the samples
+    double mean_share = 0;                 // share of K's energy in its RoPE-rotated mean
+    double head_overlap = 0;               // subspace overlap of this head's top-D/4 axes with the layer's shared ones, 0..1
+    float clip_k = 0, clip_v = 0;
+    std::string flag;                      // empty, or why this head is worrying
+  };
+  std::vector<Row> rows;
+  std::vector<std::string> warnings;
+};
+Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* report);
+
+// Where an artifact for a model file is looked for, in order: explicit path, OSCAR_ARTIFACT, <model>.oscar.safetensors
+// (with and without the .gguf suffix), <cache dir>/artifacts/<fingerprint>.oscar.safetensors. nullopt: none found.
+std::optional<std::filesystem::path> find_artifact(const std::filesystem::path& model, const std::string& explicit_path,
+                                                   const std::string& fingerprint);
+std::filesystem::path cache_dir();  // OSCAR_CACHE_DIR or ~/.cache/oscar
+
+}  // namespace oscar

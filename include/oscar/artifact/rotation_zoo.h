@@ -1,0 +1,37 @@
+// RotationZoo files (published OSCAR): {format_version: 1, objective, source_grouping, layers: {id: {layer_id, rotation,
+// eigenvalues}}}. v1: rotation [D, D] per layer; v2: [Hkv, D, D]. Told apart by the tensor's rank. Ids int or string.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "oscar/artifact/artifact.h"
+
+namespace oscar {
+
+struct RotationFile {
+  std::string objective;        // "qqt_r_h_pbr": "<moment>_<composition>"; the truth about K or V, whatever the file is called
+  std::string source_grouping;  // "layer"
+  struct Layer {
+    std::vector<MatrixF> rotation;  // 1 (v1) or n_head_kv (v2)
+    MatrixF eigenvalues;            // [heads, D] or empty
+  };
+  std::map<int, Layer> layers;
+};
+
+// Validates: layer ids, square equal sizes, finiteness, not all zero, orthogonality (<= 1e-3). Error names file and layer.
+RotationFile read_rotation_file(const std::filesystem::path& path);
+void write_rotation_file(const RotationFile& file, const std::filesystem::path& path);
+
+bool is_key_objective(const std::string& objective);    // qqt, ktk
+bool is_value_objective(const std::string& objective);  // sst, oot, vtv
+
+// K and V files -> artifact without means (k_mean none) and with the published clips unless given. Swapped files are caught
+// by their objectives. `reference`, when given (e.g. from a GGUF or an artifact), supplies geometry that must match.
+Artifact artifact_from_rotation_files(const RotationFile& k, const RotationFile& v, const std::vector<LayerShape>& shapes,
+                                      const ModelInfo& model);
+std::pair<RotationFile, RotationFile> rotation_files_from_artifact(const Artifact& artifact);
+
+}  // namespace oscar

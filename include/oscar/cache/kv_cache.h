@@ -1,0 +1,122 @@
+// The two-tier cache of one set of layers that share cells (one llama.cpp KV buffer, one paged pool, ...).
+//
+// A cell holds one token of one or several sequences. When a row arrives, BOTH tiers are written: its code, for ever, and a
+// 16-bit copy in a slot of the exact pool. Each query picks the tier by position (Windows). So codes are identical for every
+// chunking and batch mix, rollback is bookkeeping, and nothing is ever moved from one tier to the other: a slot is just freed
+// once no sequence that holds the cell can need it.
+//
+// The exact row is rounded to binary16 first and the code is computed from the ROUNDED row: a code is a pure function of the
+// exact row, so saving an exact row and loading it again restores both tiers bit for bit (see state_row.h, which also
+// reserves the lowest mantissa bit of the first 64 values of a row).
+//
+// Memory: codes and slots live in lazily mapped regions; resident bytes are O(rows used), clear() returns them to the system.
+// Thread safety: methods that change cells or sequences need exclusive access; write_k/write_v may run concurrently for
+// different (layer, cell); reads may run concurrently with each other.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "oscar/cache/windows.h"
+#include "oscar/codec/codec.h"
+
+namespace oscar {
+
+using SeqId = std::int32_t;
+
+// K and V of one layer. Null codecs = exact mode: every row keeps its 16-bit copy for ever (the base of comparisons).
+struct LayerSpec {
+  int layer = 0;                   // the model's layer number
+  int n_head_kv = 0, k_dim = 0, v_dim = 0;
+  std::shared_ptr<const Codec> k, v;  // both or neither
+  Rope rope;                       // K's RoPE, used by shift() ; pairing none: shift() only moves positions
+};
+
+struct MemoryUsage {
+  std::size_t code_bytes = 0;         // rows that have a code * row_bytes, all layers
+  std::size_t exact_bytes = 0;        // slots in use * 16-bit row bytes, all layers
+  std::size_t peak_exact_bytes = 0;
+  std::size_t bookkeeping_bytes = 0;  // positions, slots, membership
+  std::size_t resident_bytes = 0;     // measured: pages of both pools that are in memory (mincore)
+};
+
+struct CacheCounters {
+  EncodeStats k, v;
+  std::uint64_t rows_written = 0;    // cells placed
+  std::uint64_t window_misses = 0;   // exact row wanted, only the code left (rolled back beyond `rollback`); counted per cell and query
+  std::uint64_t shifted_rows = 0, imported_rows = 0, exported_rows = 0;
+};
+
+class KvCache {
+ public:
+  KvCache(std::int64_t n_cells, Windows windows, std::vector<LayerSpec> layers);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  [[nodiscard]] std::int64_t n_cells() const;
+  [[nodiscard]] const Windows& windows() const;
+  [[nodiscard]] std::span<const LayerSpec> layers() const;  // index in this span = `layer_index` below
+  [[nodiscard]] bool coded() const;                          // false: exact mode
+
+  // --- cells and sequences -------------------------------------------------------------------------------------------
+  // Announces rows about to be written (one batch = one policy epoch): cell i gets position i and belongs to seq i. A cell
+  // in use is simply replaced. Slots are then freed for cells that no sequence needs any more; rows of this batch and rows
+  // that any query of this batch may need are kept.
+  void place(std::span<const std::int64_t> cells, std::span<const std::int32_t> positions, std::span<const SeqId> seqs);
+  // For hosts that only see masks: declares that `seq` consists of exactly these cells (ascending). Call before place()
+  // frees anything, i.e. between begin_epoch() and end_epoch(); place() = begin_epoch + per-row placing + end_epoch.
+  void begin_epoch();
+  void place_cell(std::int64_t cell, std::int32_t position);
+  void set_members(SeqId seq, std::span<const std::int64_t> cells);
+  void end_epoch();
+
+  void seq_rm(SeqId seq, std::int32_t p0, std::int32_t p1);            // positions [p0, p1); p1 < 0: to the end; seq < 0: all
+  void seq_cp(SeqId from, SeqId to, std::int32_t p0, std::int32_t p1);
+  void truncate(SeqId seq, std::int32_t n) { seq_rm(seq, n, -1); }
+  // Adds delta to positions [p0, p1) of a sequence and rotates their K rows (exact rows: once; codes: decode, rotate, code).
+  void shift(SeqId seq, std::int32_t p0, std::int32_t p1, std::int32_t delta);
+  // The same by cell, for hosts that get per-cell deltas. shift_positions() once, shift_layer() per layer (any thread split).
+  void shift_layer(int layer_index, std::int64_t cell, std::int32_t delta);
+  void shift_positions(std::span<const std::int64_t> cells, std::span<const std::int32_t> deltas);
+  void copy_cells(std::int64_t from, std::int64_t to, std::int64_t n);  // rows and positions; membership is not copied
+  void copy_layer_rows(int layer_index, bool is_k, std::int64_t from, std::int64_t to, std::int64_t n);
+  void clear();
+
+  [[nodiscard]] std::int32_t position(std::int64_t cell) const;  // -1: empty
+  [[nodiscard]] bool has_exact(std::int64_t cell) const;
+  [[nodiscard]] bool has_code(std::int64_t cell) const;
+  [[nodiscard]] std::optional<std::int32_t> newest(SeqId seq) const;
+
+  // --- rows ----------------------------------------------------------------------------------------------------------
+  // row: [n_head_kv * dim] f32. The cell must have been placed.
+  void write_k(int layer_index, std::int64_t cell, std::span<const float> row);
+  void write_v(int layer_index, std::int64_t cell, std::span<const float> row);
+
+  [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;    // row_bytes
+  [[nodiscard]] std::span<const std::uint16_t> exact(int layer_index, bool is_k, std::int64_t cell) const;  // f16 row; empty if none
+  // f32 row in the model's basis from the given tier.
+  void read_row(int layer_index, bool is_k, std::int64_t cell, bool want_exact, std::span<float> row) const;
+
+  // --- state ---------------------------------------------------------------------------------------------------------
+  // One row in the bytes of a nominal F16 row [n_head_kv * dim], format in state_row.h. import_row throws Error when the
+  // row was packed by another artifact or is damaged; a plain 16-bit row without a position (written by a stock program)
+  // is kept exact, has position unknown and is never coded.
+  void export_row(int layer_index, bool is_k, std::int64_t cell, std::span<std::uint16_t> out) const;
+  void import_row(int layer_index, bool is_k, std::int64_t cell, std::span<const std::uint16_t> in);
+  void set_state_digest(std::uint64_t digest);  // identifies the artifact inside packed rows
+
+  [[nodiscard]] MemoryUsage memory() const;
+  [[nodiscard]] CacheCounters counters() const;
+  void count_window_misses(std::uint64_t n) const;  // called by attention
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oscar

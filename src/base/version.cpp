@@ -1,0 +1,4 @@
+#include "oscar/version.h"
+namespace oscar {
+const char* version() { return OSCAR_VERSION; }
+}  // namespace oscar
