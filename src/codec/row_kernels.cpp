@@ -1,0 +1,124 @@
+#include "codec/row_kernels.h"
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+// Functions for AVX2 carry the target themselves instead of living in a *_avx2.cpp: those are compiled with FMA, which would
+// let the compiler fuse multiply and add and so change codes.
+#define OSCAR_TARGET_AVX2 __attribute__((target("avx2")))
+#endif
+
+namespace oscar {
+namespace {
+
+// One block of kWidth result columns held in registers while the rows of m stream by.
+template <std::size_t kWidth>
+[[gnu::always_inline]] inline void column_block(const float* x, const float* m, int dim, float* y) {
+  float sum[kWidth] = {};
+  for (int i = 0; i < dim; ++i) {
+    const float xi = x[i];
+    const float* row = m + static_cast<std::ptrdiff_t>(i) * dim;
+    for (std::size_t j = 0; j < kWidth; ++j) sum[j] += xi * row[j];
+  }
+  for (std::size_t j = 0; j < kWidth; ++j) y[j] = sum[j];
+}
+
+template <std::size_t kWidth>
+[[gnu::always_inline]] inline void multiply(const float* x, const float* m, int dim, float* y) {
+  constexpr int kStep = static_cast<int>(kWidth);
+  int j = 0;
+  for (; j + kStep <= dim; j += kStep) column_block<kWidth>(x, m + j, dim, y + j);
+  for (; j < dim; j += 4) column_block<4>(x, m + j, dim, y + j);
+}
+
+[[gnu::always_inline]] inline std::size_t pack(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) {
+  constexpr std::size_t kBlock = 64;
+  std::size_t outside = 0;
+  for (std::size_t begin = 0; begin < n; begin += kBlock) {
+    const std::size_t count = std::min(kBlock, n - begin);
+    std::int32_t code[kBlock];
+    std::int32_t out_of_range = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const float t = (y[begin + i] - grid.lo) / grid.step + 0.5F;
+      out_of_range += static_cast<std::int32_t>(t < 0.0F) + static_cast<std::int32_t>(t >= 4.0F);
+      const float clamped = t < 0.0F ? 0.0F : (t > 3.0F ? 3.0F : t);
+      code[i] = static_cast<std::int32_t>(clamped);  // never negative: truncation is floor
+    }
+    outside += static_cast<std::size_t>(out_of_range);
+    for (std::size_t i = 0; i < count; i += 4) {
+      codes[(begin + i) / 4] =
+          static_cast<std::uint8_t>(code[i] | (code[i + 1] << 2) | (code[i + 2] << 4) | (code[i + 3] << 6));
+    }
+  }
+  return outside;
+}
+
+void unpack_scalar(const std::uint8_t* codes, std::size_t n_bytes, float step, float lo, float* y) {
+  const float level[4] = {lo, lo + step, lo + step * 2.0F, lo + step * 3.0F};
+  for (std::size_t i = 0; i < n_bytes; ++i) {
+    const unsigned byte = codes[i];
+    y[4 * i] = level[byte & 3U];
+    y[4 * i + 1] = level[(byte >> 2) & 3U];
+    y[4 * i + 2] = level[(byte >> 4) & 3U];
+    y[4 * i + 3] = level[byte >> 6];
+  }
+}
+
+#if defined(__x86_64__)
+const bool kHasAvx2 = __builtin_cpu_supports("avx2") != 0;
+
+OSCAR_TARGET_AVX2 void multiply_avx2(const float* x, const float* m, int dim, float* y) { multiply<64>(x, m, dim, y); }
+
+OSCAR_TARGET_AVX2 std::size_t pack_avx2(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) {
+  return pack(y, n, grid, codes);
+}
+
+OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_bytes, float step, float lo, float* y) {
+  // vpermps looks at three index bits; the four levels stand twice in the table, so the next code's low bit does no harm.
+  const float l1 = lo + step;
+  const float l2 = lo + step * 2.0F;
+  const float l3 = lo + step * 3.0F;
+  const __m256 levels = _mm256_setr_ps(lo, l1, l2, l3, lo, l1, l2, l3);
+  const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+  const __m256i high = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
+  std::size_t i = 0;
+  for (; i + 4 <= n_bytes; i += 4) {
+    std::int32_t word = 0;
+    __builtin_memcpy(&word, codes + i, sizeof word);
+    const __m256i bits = _mm256_set1_epi32(word);
+    _mm256_storeu_ps(y + 4 * i, _mm256_permutevar8x32_ps(levels, _mm256_srlv_epi32(bits, low)));
+    _mm256_storeu_ps(y + 4 * i + 8, _mm256_permutevar8x32_ps(levels, _mm256_srlv_epi32(bits, high)));
+  }
+  unpack_scalar(codes + i, n_bytes - i, step, lo, y + 4 * i);
+}
+#endif
+
+}  // namespace
+
+void row_times_matrix(const float* x, const float* m, int dim, float* y) {
+#if defined(__x86_64__)
+  if (kHasAvx2) return multiply_avx2(x, m, dim, y);
+#endif
+  multiply<32>(x, m, dim, y);
+}
+
+void int2_unpack(const std::uint8_t* codes, std::size_t n_bytes, float step, float lo, float* y) {
+#if defined(__x86_64__)
+  if (kHasAvx2) return unpack_avx2(codes, n_bytes, step, lo, y);
+#endif
+  unpack_scalar(codes, n_bytes, step, lo, y);
+}
+
+std::size_t int2_pack(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) {
+  if (grid.step == 0.0F) {
+    std::fill_n(codes, n / 4, std::uint8_t{0});
+    return 0;
+  }
+#if defined(__x86_64__)
+  if (kHasAvx2) return pack_avx2(y, n, grid, codes);
+#endif
+  return pack(y, n, grid, codes);
+}
+
+}  // namespace oscar
