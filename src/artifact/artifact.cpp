@@ -1,0 +1,126 @@
+#include "oscar/artifact/artifact.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "oscar/base/error.h"
+#include "oscar/codec/int2.h"
+
+namespace oscar {
+
+MeanMode parse_mean_mode(std::string_view text) {
+  if (text == "none") return MeanMode::none;
+  if (text == "static") return MeanMode::statical;
+  if (text == "rope") return MeanMode::rope;
+  fail("mean mode '{}' is unknown; none, static and rope are known", text);
+}
+
+std::string_view to_string(MeanMode mode) {
+  switch (mode) {
+    case MeanMode::none:
+      return "none";
+    case MeanMode::statical:
+      return "static";
+    case MeanMode::rope:
+      return "rope";
+  }
+  fail("mean mode {} is unknown", static_cast<int>(mode));
+}
+
+const LayerArtifact* Artifact::find(int layer) const {
+  const auto found = std::lower_bound(layers.begin(), layers.end(), layer,
+                                      [](const LayerArtifact& entry, int number) { return entry.shape.layer < number; });
+  return found != layers.end() && found->shape.layer == layer ? &*found : nullptr;
+}
+
+namespace {
+
+const MatrixF& require_mean(const MatrixF& mean, const char* which) {
+  if (mean.size() == 0) fail("the artifact holds no {}; choose another mean mode or calibrate again", which);
+  return mean;
+}
+
+std::unique_ptr<Codec> key_codec(const LayerArtifact& layer, const Recipe& recipe) {
+  Int2Config config;
+  config.n_head_kv = layer.shape.n_head_kv;
+  config.head_dim = layer.shape.k_dim;
+  config.group_size = recipe.group_size;
+  config.rotation = layer.k_rotation;
+  config.clip = recipe.clip_k ? std::vector<float>{*recipe.clip_k} : layer.clip_k;
+  switch (recipe.k_mean) {
+    case MeanMode::none:
+      break;
+    case MeanMode::statical:
+      config.mean_static = require_mean(layer.k_mean, "key mean");
+      break;
+    case MeanMode::rope:
+      // Without a rotary embedding the row before it is the row itself: the same mean, removed as a constant.
+      if (layer.shape.rope.pairing == RopePairing::none) {
+        config.mean_static = require_mean(layer.k_mean_pre_rope, "key mean before RoPE");
+      } else {
+        config.mean_pre_rope = require_mean(layer.k_mean_pre_rope, "key mean before RoPE");
+        config.rope = Rope(layer.shape.rope, layer.shape.k_dim);
+      }
+      break;
+  }
+  return make_int2_codec(std::move(config));
+}
+
+std::unique_ptr<Codec> value_codec(const LayerArtifact& layer, const Recipe& recipe) {
+  Int2Config config;
+  config.n_head_kv = layer.shape.n_head_kv;
+  config.head_dim = layer.shape.v_dim;
+  config.group_size = recipe.group_size;
+  config.rotation = layer.v_rotation;
+  config.clip = recipe.clip_v ? std::vector<float>{*recipe.clip_v} : layer.clip_v;
+  if (recipe.v_mean == MeanMode::rope) fail("v_mean is 'rope'; values have no rotary embedding, only none and static work");
+  if (recipe.v_mean == MeanMode::statical) config.mean_static = require_mean(layer.v_mean, "value mean");
+  return make_int2_codec(std::move(config));
+}
+
+}  // namespace
+
+LayerCodecs make_codecs(const LayerArtifact& layer, const Recipe& recipe) {
+  if (recipe.codec != "int2") fail("codec '{}' is unknown; int2 is known", recipe.codec);
+  try {
+    if (layer.k_rotation.empty() || layer.v_rotation.empty()) fail("it was not calibrated, so it has no codec");
+    return {key_codec(layer, recipe), value_codec(layer, recipe)};
+  } catch (const Error& error) {
+    fail("layer {}: {}", layer.shape.layer, error.what());
+  }
+}
+
+std::filesystem::path cache_dir() {
+  if (const char* folder = std::getenv("OSCAR_CACHE_DIR"); folder != nullptr && *folder != '\0') return folder;
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home == '\0') fail("neither OSCAR_CACHE_DIR nor HOME is set; set one to a folder for OSCAR's files");
+  return std::filesystem::path(home) / ".cache" / "oscar";
+}
+
+std::optional<std::filesystem::path> find_artifact(const std::filesystem::path& model, const std::string& explicit_path,
+                                                   const std::string& fingerprint) {
+  constexpr const char* kSuffix = ".oscar.safetensors";
+  std::error_code ignored;  // an unreadable folder is a folder without an artifact
+  if (!explicit_path.empty()) {
+    if (!std::filesystem::exists(explicit_path, ignored)) fail("the artifact '{}' does not exist", explicit_path);
+    return explicit_path;
+  }
+  if (const char* named = std::getenv("OSCAR_ARTIFACT"); named != nullptr && *named != '\0') {
+    if (!std::filesystem::exists(named, ignored)) fail("OSCAR_ARTIFACT names '{}', which does not exist", named);
+    return named;
+  }
+  std::vector<std::filesystem::path> candidates;
+  if (!model.empty()) {
+    candidates.emplace_back(model.string() + kSuffix);
+    if (model.extension() == ".gguf") {
+      candidates.emplace_back(std::filesystem::path(model).replace_extension().string() + kSuffix);
+    }
+  }
+  if (!fingerprint.empty()) candidates.push_back(cache_dir() / "artifacts" / (fingerprint + kSuffix));
+  for (const auto& candidate : candidates) {
+    if (std::filesystem::exists(candidate, ignored)) return candidate;
+  }
+  return std::nullopt;
+}
+
+}  // namespace oscar
