@@ -1,0 +1,35 @@
+// Scratch memory of binary32 values: aligned for vector loads, zero when new, only ever grows.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace oscar::attention {
+
+class FloatBuffer {
+ public:
+  // Afterwards at least n values may be used; all of them are 0 if the buffer had to grow, else they are as they were.
+  void reserve(std::size_t n) {
+    if (n <= size_) return;
+    const std::size_t bytes = (n * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+    data_.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+    std::memset(data_.get(), 0, bytes);
+    size_ = n;
+  }
+  float* data() { return data_.get(); }
+  [[nodiscard]] const float* data() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  static constexpr std::size_t kAlignment = 64;
+  std::unique_ptr<float, Free> data_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace oscar::attention

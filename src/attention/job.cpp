@@ -1,0 +1,170 @@
+// AttentionJob: cuts an operation into pieces and hands them out.
+//
+// Piece = (KV head, block of query tokens, split of the context). The cut depends on the operation only, never on threads.
+// Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the job and the
+// thread that finishes a block's last split merges them in split order.
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "attention/block.h"
+#include "oscar/attention/attention.h"
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+using namespace attention;
+
+constexpr int kBlockRows = 128;  // query rows of a block: enough to share a decoded tile, small enough for L2
+constexpr int kBlockTokens = 64;
+constexpr std::int64_t kSplitCells = 512;  // at least this many cells per split
+constexpr std::int64_t kMaxSplits = 32;    // bounds scratch: splits grow with the context instead
+constexpr std::int64_t kPieces = 64;       // no splitting beyond this many pieces
+
+void check(const AttentionArgs& a) {
+  if (a.cache == nullptr) fail("attention: no cache is given");
+  const auto layers = a.cache->layers();
+  if (a.layer_index < 0 || static_cast<std::size_t>(a.layer_index) >= layers.size()) {
+    fail("attention: layer index {} does not exist; the cache has {} layers", a.layer_index, layers.size());
+  }
+  if (a.first_cell < 0 || a.n_kv < 0 || a.n_kv > a.cache->n_cells() || a.first_cell > a.cache->n_cells() - a.n_kv) {
+    fail("attention: cells {} .. {} do not exist; the cache has {}", a.first_cell, a.first_cell + a.n_kv - 1,
+         a.cache->n_cells());
+  }
+  const int n_head_kv = layers[static_cast<std::size_t>(a.layer_index)].n_head_kv;
+  if (a.n_head <= 0 || n_head_kv <= 0 || a.n_head % n_head_kv != 0) {
+    fail("attention: {} query heads are not a multiple of {} KV heads", a.n_head, n_head_kv);
+  }
+  if (a.n_tokens < 0) fail("attention: {} query tokens", a.n_tokens);
+  if (a.n_tokens > 0 && (a.positions == nullptr || a.q == nullptr || a.out == nullptr)) {
+    fail("attention: positions, q and out are needed");
+  }
+}
+
+}  // namespace
+
+struct AttentionJob::Impl {
+  const Kernels* kernels = &active_kernels();
+  Operation op;
+  std::vector<std::unique_ptr<RopeTable>> tables;  // one per distinct set of angles met, kept for the next operations
+
+  std::int64_t n_blocks = 0, block_tokens = 0, n_splits = 0, split_cells = 0;
+  std::atomic<std::int64_t> next{0};
+  std::vector<std::atomic<std::int64_t>> unfinished;  // [n_head_kv * n_blocks] splits left
+  std::vector<BlockState> partial;                    // [n_head_kv * n_blocks * n_splits], only if n_splits > 1
+
+  struct Thread {
+    BlockWorker worker;
+    BlockState state;
+  };
+  std::vector<std::unique_ptr<Thread>> threads;
+
+  const RopeTable* rope_table(const Rope& rope) {
+    for (const auto& table : tables) {
+      if (table->same_angles(rope.theta())) return table.get();
+    }
+    tables.push_back(std::make_unique<RopeTable>(rope.theta()));
+    return tables.back().get();
+  }
+
+  void describe(const AttentionArgs& args) {
+    const LayerSpec& spec = args.cache->layers()[static_cast<std::size_t>(args.layer_index)];
+    op.args = args;
+    op.kernels = kernels;
+    op.k_codec = spec.k.get();
+    op.v_codec = spec.v.get();
+    op.n_head_kv = spec.n_head_kv;
+    op.group = args.n_head / spec.n_head_kv;
+    op.k_dim = spec.k_dim;
+    op.v_dim = spec.v_dim;
+    op.k_ld = round_up(spec.k_dim, kLane);
+    op.v_ld = round_up(spec.v_dim, kPanel);
+    op.means.assign(static_cast<std::size_t>(spec.n_head_kv), HeadMean());
+    if (op.k_codec == nullptr) return;
+    for (int h = 0; h < spec.n_head_kv; ++h) {
+      const KeyMean mean = op.k_codec->key_mean(h);
+      if (mean.empty()) continue;
+      const RopeTable* table = mean.pre_rope.empty() ? nullptr : rope_table(*mean.rope);
+      op.means[static_cast<std::size_t>(h)] = HeadMean(mean, table, spec.k_dim);
+    }
+  }
+
+  void cut() {
+    const AttentionArgs& args = op.args;
+    const std::int64_t most = std::clamp(kBlockRows / op.group, 1, kBlockTokens);
+    n_blocks = (args.n_tokens + most - 1) / most;
+    block_tokens = (n_blocks == 0) ? 0 : (args.n_tokens + n_blocks - 1) / n_blocks;
+    const std::int64_t groups = op.n_head_kv * n_blocks;
+    const std::int64_t wanted =
+        (groups == 0) ? 1 : std::min({(args.n_kv + kSplitCells - 1) / kSplitCells, kMaxSplits, kPieces / groups});
+    n_splits = std::max<std::int64_t>(wanted, 1);
+    split_cells = (args.n_kv + n_splits - 1) / n_splits;
+    split_cells = std::max<std::int64_t>((split_cells + kTile - 1) / kTile * kTile, kTile);
+
+    if (static_cast<std::int64_t>(unfinished.size()) < groups) {
+      unfinished = std::vector<std::atomic<std::int64_t>>(static_cast<std::size_t>(groups));
+    }
+    for (std::int64_t i = 0; i < groups; ++i)
+      unfinished[static_cast<std::size_t>(i)].store(n_splits, std::memory_order_relaxed);
+    if (n_splits > 1 && static_cast<std::int64_t>(partial.size()) < groups * n_splits) {
+      partial.resize(static_cast<std::size_t>(groups * n_splits));
+    }
+    next.store(0, std::memory_order_relaxed);
+  }
+
+  TokenBlock token_block(std::int64_t block) const {
+    const std::int64_t first = block * block_tokens;
+    return make_token_block(op.args, first, static_cast<int>(std::min(block_tokens, op.args.n_tokens - first)));
+  }
+
+  void run_piece(std::int64_t piece, Thread& thread) {
+    // Later tokens see more: their blocks go first, so that no long piece starts last.
+    const std::int64_t split = piece % n_splits;
+    const std::int64_t kv_head = piece / n_splits % op.n_head_kv;
+    const std::int64_t block = n_blocks - 1 - piece / n_splits / op.n_head_kv;
+    const TokenBlock tokens = token_block(block);
+    if (tokens.count <= 0) return;
+    const std::int64_t begin = std::min(split * split_cells, op.args.n_kv);
+    const std::int64_t end = std::min(begin + split_cells, op.args.n_kv);
+    const auto group = static_cast<std::size_t>(block * op.n_head_kv + kv_head);
+    BlockState* states = (n_splits > 1) ? &partial[group * static_cast<std::size_t>(n_splits)] : &thread.state;
+    thread.worker.run(op, static_cast<int>(kv_head), tokens, begin, end, states[split]);
+    if (n_splits > 1) {
+      if (unfinished[group].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+      for (std::int64_t s = 1; s < n_splits; ++s) states[0].absorb(states[s], op.v_ld);
+    }
+    thread.worker.finish(op, static_cast<int>(kv_head), tokens, states[0]);
+  }
+};
+
+AttentionJob::AttentionJob() : impl_(std::make_unique<Impl>()) {}
+AttentionJob::~AttentionJob() = default;
+
+void AttentionJob::prepare(const AttentionArgs& args, int n_threads) {
+  check(args);
+  Impl& impl = *impl_;
+  impl.describe(args);
+  impl.cut();
+  while (static_cast<int>(impl.threads.size()) < n_threads) impl.threads.push_back(std::make_unique<Impl::Thread>());
+}
+
+void AttentionJob::run(int thread) {
+  Impl& impl = *impl_;
+  std::unique_ptr<Impl::Thread> guest;  // more threads than announced
+  Impl::Thread* own = nullptr;
+  if (thread >= 0 && static_cast<std::size_t>(thread) < impl.threads.size()) {
+    own = impl.threads[static_cast<std::size_t>(thread)].get();
+  } else {
+    guest = std::make_unique<Impl::Thread>();
+    own = guest.get();
+  }
+  const std::int64_t pieces = impl.n_blocks * impl.op.n_head_kv * impl.n_splits;
+  for (;;) {
+    const std::int64_t piece = impl.next.fetch_add(1, std::memory_order_relaxed);
+    if (piece >= pieces) return;
+    impl.run_piece(piece, *own);
+  }
+}
+
+}  // namespace oscar
