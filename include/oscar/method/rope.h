@@ -4,9 +4,12 @@
 //   extrap = base^(-2i/n_rot) / freq_factor_i ; interp = freq_scale * extrap
 //   theta_i = interp                                   when ext_factor == 0
 //           = interp * (1 - m_i) + extrap * m_i        otherwise, m_i = ramp(low, high, i) * ext_factor
+//   ramp = 1 - clamp((i - low) / max(.001, high - low), 0, 1), low = max(0, floor(d(beta_fast))),
+//   high = min(n_rot - 1, ceil(d(beta_slow))), d(b) = n_rot ln(n_ctx_orig / (2 pi b)) / (2 ln base)
 //   magnitude = attn_factor * (ext_factor != 0 ? 1 + 0.1 ln(1 / freq_scale) : 1)
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -51,6 +54,11 @@ class Rope {
   [[nodiscard]] int head_dim() const { return head_dim_; }
   [[nodiscard]] std::span<const double> theta() const { return theta_; }  // [n_rot / 2], radians per position
   [[nodiscard]] double magnitude() const { return magnitude_; }
+  // The two coordinates that pair i of theta() turns: (x, y) -> (x cos - y sin, x sin + y cos).
+  [[nodiscard]] std::size_t first_of(std::size_t pair) const { return params_.pairing == RopePairing::norm ? 2 * pair : pair; }
+  [[nodiscard]] std::size_t second_of(std::size_t pair) const {
+    return params_.pairing == RopePairing::norm ? 2 * pair + 1 : pair + theta_.size();
+  }
 
  private:
   void rotate(std::span<float> row, double position, double scale) const;

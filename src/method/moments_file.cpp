@@ -1,0 +1,256 @@
+// Moments file: safetensors, per layer N with statistics (Hk = n_head_kv)
+//   layers.N.q_moment, k_moment [Hk, D, D]  v_moment, o_moment, sst_moment [Hk, Dv, Dv]           F64, sums, not means
+//   layers.N.k_sum, k_pre_sum [Hk, D]  layers.N.v_sum [Hk, Dv]  layers.N.sst_weight [Hk]          F64
+//   layers.N.k_samples [Hk, n, D]  layers.N.v_samples [Hk, n, Dv]  F16 (lossless: rows were rounded when sampled)
+//   layers.N.sample_positions [n] I32
+// `__metadata__` "oscar": JSON text with format "oscar-moments", format_version, model, sources, layers, counts, date, tool.
+#include <cstring>
+#include <filesystem>
+
+#include "oscar/base/error.h"
+#include "oscar/base/half.h"
+#include "oscar/io/json.h"
+#include "oscar/io/safetensors.h"
+#include "oscar/method/moments.h"
+#include "oscar/method/moments_json.h"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kFormat = "oscar-moments";
+constexpr int kVersion = 1;
+using Heads = std::vector<HeadMoments>;
+
+// One entry per tensor of a layer's head; `visit(name, member, rows, cols)` is the single place that knows names and shapes.
+// rows 0: a vector.
+template <class Head, class Visit>
+void for_each_sum(Head& head, const LayerShape& s, Visit visit) {
+  visit("q_moment", head.q_moment, s.k_dim, s.k_dim);
+  visit("k_moment", head.k_moment, s.k_dim, s.k_dim);
+  visit("v_moment", head.v_moment, s.v_dim, s.v_dim);
+  visit("o_moment", head.o_moment, s.v_dim, s.v_dim);
+  visit("sst_moment", head.sst_moment, s.v_dim, s.v_dim);
+  visit("k_sum", head.k_sum, 0, s.k_dim);
+  visit("k_pre_sum", head.k_pre_sum, 0, s.k_dim);
+  visit("v_sum", head.v_sum, 0, s.v_dim);
+}
+
+std::string tensor_name(int layer, std::string_view name) { return fmt::format("layers.{}.{}", layer, name); }
+
+template <class T>
+SafeTensor raw_tensor(const char* dtype, std::vector<std::int64_t> shape, const std::vector<T>& values) {
+  SafeTensor tensor{dtype, std::move(shape), std::vector<std::byte>(values.size() * sizeof(T))};
+  if (!values.empty()) std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  return tensor;
+}
+
+void append_halves(const MatrixF& rows, std::vector<std::uint16_t>& out) {
+  for (Eigen::Index i = 0; i < rows.size(); ++i) out.push_back(float_to_half(rows.data()[i]));
+}
+
+void save_layer(const LayerShape& shape, const Heads& heads, SafeTensors& file) {
+  const auto n_heads = static_cast<std::int64_t>(heads.size());
+  const auto& positions = heads.front().sample_positions;
+  const auto n = static_cast<std::int64_t>(positions.size());
+  std::map<std::string, std::vector<double>> sums;
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  std::vector<double> weights;
+  std::vector<std::uint16_t> k_samples;
+  std::vector<std::uint16_t> v_samples;
+  for (const HeadMoments& head : heads) {
+    if (head.sample_positions != positions || head.tokens != heads.front().tokens || head.queries != heads.front().queries) {
+      fail("layer {}: its heads saw different tokens, so its moments cannot be saved", shape.layer);
+    }
+    for_each_sum(head, shape, [&](const char* name, const auto& member, int rows, int cols) {
+      if (member.size() != static_cast<Eigen::Index>(std::max(rows, 1)) * cols) {
+        fail("layer {}: its {} does not have the layer's shape", shape.layer, name);
+      }
+      sums[name].insert(sums[name].end(), member.data(), member.data() + member.size());
+      shapes[name] = rows == 0 ? std::vector<std::int64_t>{n_heads, cols} : std::vector<std::int64_t>{n_heads, rows, cols};
+    });
+    weights.push_back(head.sst_weight);
+    append_halves(head.k_samples, k_samples);
+    append_halves(head.v_samples, v_samples);
+  }
+  for (const auto& [name, values] : sums) {
+    file.tensors[tensor_name(shape.layer, name)] = to_tensor(std::span<const double>(values), shapes[name]);
+  }
+  file.tensors[tensor_name(shape.layer, "sst_weight")] = to_tensor(std::span<const double>(weights), {n_heads});
+  file.tensors[tensor_name(shape.layer, "k_samples")] = raw_tensor("F16", {n_heads, n, shape.k_dim}, k_samples);
+  file.tensors[tensor_name(shape.layer, "v_samples")] = raw_tensor("F16", {n_heads, n, shape.v_dim}, v_samples);
+  file.tensors[tensor_name(shape.layer, "sample_positions")] = raw_tensor("I32", {n}, positions);
+}
+
+// Tensors of a file under their expected dtype and shape; every one must be asked for in the end.
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path), file_(read_safetensors(path)) {}
+
+  const std::string& metadata() const {
+    const auto found = file_.metadata.find("oscar");
+    if (found == file_.metadata.end()) fail("'{}' is not a moments file: it has no 'oscar' metadata", path_);
+    return found->second;
+  }
+
+  const SafeTensor& tensor(const std::string& name, const char* dtype, const std::vector<std::int64_t>& shape) {
+    const auto found = file_.tensors.find(name);
+    if (found == file_.tensors.end()) fail("'{}' has no tensor '{}'", path_, name);
+    if (found->second.dtype != dtype || found->second.shape != shape) {
+      fail("tensor '{}' of '{}' has the wrong dtype ({}, expected {}) or shape", name, path_, found->second.dtype, dtype);
+    }
+    ++used_;
+    return found->second;
+  }
+
+  std::vector<double> doubles(const std::string& name, const std::vector<std::int64_t>& shape) {
+    std::vector<double> values = to_doubles(tensor(name, "F64", shape), name);
+    for (const double value : values) {
+      if (!std::isfinite(value)) fail("tensor '{}' of '{}' contains NaN or infinite values", name, path_);
+    }
+    return values;
+  }
+
+  std::vector<float> halves(const std::string& name, const std::vector<std::int64_t>& shape) {
+    std::vector<float> values = to_floats(tensor(name, "F16", shape), name);
+    for (const float value : values) {
+      if (!std::isfinite(value)) fail("tensor '{}' of '{}' contains NaN or infinite values", name, path_);
+    }
+    return values;
+  }
+
+  std::int64_t samples(const std::string& name) const {
+    const auto found = file_.tensors.find(name);
+    if (found == file_.tensors.end() || found->second.shape.size() != 1) fail("'{}' has no list '{}'", path_, name);
+    return found->second.shape[0];
+  }
+
+  void require_all_used() const {
+    if (used_ != file_.tensors.size()) fail("'{}' has {} tensors, but {} belong there", path_, file_.tensors.size(), used_);
+  }
+
+ private:
+  std::string path_;
+  SafeTensors file_;
+  std::size_t used_ = 0;
+};
+
+Heads load_layer(const LayerShape& shape, const nlohmann::json& counts, const std::string& what, Reader& reader) {
+  const std::int64_t n_heads = shape.n_head_kv;
+  const auto named = [&](std::string_view name) { return tensor_name(shape.layer, name); };
+  const std::int64_t tokens = json_integer(counts, "tokens", what, 0);
+  const std::int64_t queries = json_integer(counts, "queries", what, 0);
+  const std::int64_t group = shape.n_head / shape.n_head_kv;
+  if (queries % group != 0 || queries / group != tokens) fail("{} counts {} queries of {} tokens", what, queries, tokens);
+
+  // The file's own size has capped this shape, so only now may the number of heads decide how much is allocated.
+  const std::vector<double> weights = reader.doubles(named("sst_weight"), {n_heads});
+  Heads heads(static_cast<std::size_t>(n_heads));
+  for_each_sum(heads.front(), shape, [&](const char* name, auto& first, int rows, int cols) {
+    using Member = std::remove_reference_t<decltype(first)>;
+    const auto shape_of = rows == 0 ? std::vector<std::int64_t>{n_heads, cols} : std::vector<std::int64_t>{n_heads, rows, cols};
+    const std::vector<double> values = reader.doubles(named(name), shape_of);
+    const double* from = values.data();
+    for (HeadMoments& head : heads) {
+      for_each_sum(head, shape, [&](const char* other, auto& member, int, int) {
+        if constexpr (std::is_same_v<std::remove_reference_t<decltype(member)>, Member>) {
+          if (std::string_view(other) != name) return;
+          member.resize(std::max(rows, 1), cols);
+          std::memcpy(member.data(), from, static_cast<std::size_t>(member.size()) * sizeof(double));
+          from += member.size();
+        }
+      });
+    }
+  });
+
+  const std::int64_t n = reader.samples(named("sample_positions"));
+  const SafeTensor& packed = reader.tensor(named("sample_positions"), "I32", {n});
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(n));
+  if (n > 0) std::memcpy(positions.data(), packed.bytes.data(), packed.bytes.size());
+  const std::vector<float> k = reader.halves(named("k_samples"), {n_heads, n, shape.k_dim});
+  const std::vector<float> v = reader.halves(named("v_samples"), {n_heads, n, shape.v_dim});
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    HeadMoments& head = heads[h];
+    head.tokens = tokens;
+    head.queries = queries;
+    head.sst_weight = weights[h];
+    head.sample_positions = positions;
+    head.k_samples = Eigen::Map<const MatrixF>(k.data() + h * static_cast<std::size_t>(n * shape.k_dim), n, shape.k_dim);
+    head.v_samples = Eigen::Map<const MatrixF>(v.data() + h * static_cast<std::size_t>(n * shape.v_dim), n, shape.v_dim);
+  }
+  return heads;
+}
+
+}  // namespace
+
+void save_moments(const ModelMoments& moments, const std::string& path) {
+  if (moments.shapes.size() != moments.layers.size()) {
+    fail("cannot save moments of {} layers with {} shapes", moments.layers.size(), moments.shapes.size());
+  }
+  nlohmann::json meta = {
+      {"format", kFormat},
+      {"format_version", kVersion},
+      {"model",
+       {{"fingerprint", moments.model_fingerprint},
+        {"architecture", moments.architecture},
+        {"name", moments.model_name},
+        {"n_layer", moments.n_layer}}},
+      {"date", moments.date},
+      {"tool_version", moments.tool_version},
+      {"sources", nlohmann::json::array()},
+      {"layers", nlohmann::json::array()},
+  };
+  for (const TextSource& source : moments.sources) meta["sources"].push_back(to_json(source));
+  SafeTensors file;
+  for (std::size_t i = 0; i < moments.shapes.size(); ++i) {
+    const LayerShape& shape = moments.shapes[i];
+    const Heads& heads = moments.layers[i];
+    nlohmann::json layer = {{"shape", to_json(shape)}, {"tokens", 0}, {"queries", 0}, {"has_moments", !heads.empty()}};
+    if (!heads.empty()) {
+      if (heads.size() != static_cast<std::size_t>(shape.n_head_kv)) {
+        fail("layer {}: {} heads were collected of {}", shape.layer, heads.size(), shape.n_head_kv);
+      }
+      layer["tokens"] = heads.front().tokens;
+      layer["queries"] = heads.front().queries;
+      save_layer(shape, heads, file);
+    }
+    meta["layers"].push_back(layer);
+  }
+  file.metadata["oscar"] = meta.dump();
+  write_safetensors(file, path);
+}
+
+ModelMoments load_moments(const std::string& path) {
+  Reader reader(path);
+  const std::string file = fmt::format("moments file '{}'", path);
+  const nlohmann::json meta = parse_json(reader.metadata(), "the metadata of " + file);
+  if (json_text(meta, "format", file) != kFormat) {
+    fail("'{}' is not a moments file: its format is '{}'", path, json_text(meta, "format", file));
+  }
+  const std::int64_t version = json_integer(meta, "format_version", file);
+  if (version != kVersion) fail("{} has format version {}, this program reads {}", file, version, kVersion);
+
+  ModelMoments moments;
+  const nlohmann::json& model = json_field(meta, "model", file);
+  moments.model_fingerprint = json_text(model, "fingerprint", file);
+  moments.architecture = json_text(model, "architecture", file);
+  moments.model_name = json_text(model, "name", file);
+  moments.n_layer = json_count(model, "n_layer", file);
+  moments.date = json_text(meta, "date", file);
+  moments.tool_version = json_text(meta, "tool_version", file);
+  for (const nlohmann::json& source : json_array(meta, "sources", file)) {
+    moments.sources.push_back(text_source_from_json(source, "a source of " + file));
+  }
+  for (const nlohmann::json& layer : json_array(meta, "layers", file)) {
+    const LayerShape shape = layer_shape_from_json(json_field(layer, "shape", "a layer of " + file), file);
+    if (!moments.shapes.empty() && shape.layer <= moments.shapes.back().layer) {
+      fail("{} lists layer {} out of order", file, shape.layer);
+    }
+    const std::string what = fmt::format("layer {} of {}", shape.layer, file);
+    moments.shapes.push_back(shape);
+    moments.layers.push_back(json_bool(layer, "has_moments", what) ? load_layer(shape, layer, what, reader) : Heads{});
+  }
+  reader.require_all_used();
+  return moments;
+}
+
+}  // namespace oscar
