@@ -1,0 +1,92 @@
+// The C entry points of moment capture, see plugin_api.h.
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "capture.h"
+#include "config.h"
+#include "oscar/base/error.h"
+#include "plugin_api.h"
+
+namespace oscar::llama {
+namespace {
+
+// Lives until the process ends: a thread of llama.cpp's pool may still be inside the sink when the host exits.
+std::unique_ptr<Capture>& instance() {
+  static auto* capture = new std::unique_ptr<Capture>;
+  return *capture;
+}
+
+Capture& running() {
+  if (!instance()) fail("capture has not begun: call oscar_llama_capture_begin first");
+  return *instance();
+}
+
+ModelMoments parse_model(const char* text) {
+  if (text == nullptr) fail("capture needs a description of the model");
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) fail("the description of the model is not a JSON object");
+  try {
+    ModelMoments model;
+    model.model_fingerprint = json.at("fingerprint");
+    model.architecture = json.at("architecture");
+    model.model_name = json.at("name");
+    model.n_layer = json.at("n_layer");
+    for (const nlohmann::json& source : json.at("sources")) {
+      model.sources.push_back({source.at("name"), source.at("sha256"), source.at("tokens").get<std::int64_t>()});
+    }
+    return model;
+  } catch (const nlohmann::json::exception& e) {
+    fail("the description of the model is incomplete: {}", e.what());
+  }
+}
+
+// Runs `action`; its Error becomes the sentence that the C caller gets.
+template <class Action>
+const char* guarded(Action&& action) {
+  thread_local std::string sentence;
+  try {
+    action();
+    return nullptr;
+  } catch (const std::exception& e) {
+    sentence = e.what();
+    return sentence.c_str();
+  }
+}
+
+}  // namespace
+
+std::uint64_t captured_blocks() { return instance() ? instance()->blocks() : 0; }
+
+}  // namespace oscar::llama
+
+using namespace oscar::llama;
+
+extern "C" {
+
+const char* oscar_llama_capture_begin(const char* model_json, const char* resume_path) {
+  return guarded([&] {
+    if (config().mode != Mode::capture)
+      oscar::fail("capture needs mode \"capture\", this process runs mode \"{}\"", to_string(config().mode));
+    std::optional<oscar::ModelMoments> resume;
+    if (resume_path != nullptr) resume = oscar::load_moments(resume_path);
+    auto capture = std::make_unique<Capture>(parse_model(model_json), std::move(resume));
+    set_capture_sink(capture.get());
+    instance() = std::move(capture);
+  });
+}
+
+const char* oscar_llama_capture_sequence(void) {
+  return guarded([] { running().begin_sequence(); });
+}
+
+const char* oscar_llama_capture_save(const char* path) {
+  return guarded([&] {
+    if (path == nullptr || *path == '\0') oscar::fail("capture needs a path to save to");
+    running().save(path);
+  });
+}
+
+}  // extern "C"
