@@ -30,15 +30,15 @@ using SeqId = std::int32_t;
 
 // K and V of one layer. Null codecs = exact mode: every row keeps its 16-bit copy for ever (the base of comparisons).
 struct LayerSpec {
-  int layer = 0;                   // the model's layer number
+  int layer = 0;  // the model's layer number
   int n_head_kv = 0, k_dim = 0, v_dim = 0;
   std::shared_ptr<const Codec> k, v;  // both or neither
-  Rope rope;                       // K's RoPE, used by shift() ; pairing none: shift() only moves positions
+  Rope rope;                          // K's RoPE, used by shift() ; pairing none: shift() only moves positions
 };
 
 struct MemoryUsage {
-  std::size_t code_bytes = 0;         // rows that have a code * row_bytes, all layers
-  std::size_t exact_bytes = 0;        // slots in use * 16-bit row bytes, all layers
+  std::size_t code_bytes = 0;   // rows that have a code * row_bytes, all layers
+  std::size_t exact_bytes = 0;  // slots in use * 16-bit row bytes, all layers
   std::size_t peak_exact_bytes = 0;
   std::size_t bookkeeping_bytes = 0;  // positions, slots, membership
   std::size_t resident_bytes = 0;     // measured: pages of both pools that are in memory (mincore)
@@ -46,8 +46,9 @@ struct MemoryUsage {
 
 struct CacheCounters {
   EncodeStats k, v;
-  std::uint64_t rows_written = 0;    // cells placed
-  std::uint64_t window_misses = 0;   // exact row wanted, only the code left (rolled back beyond `rollback`); counted per cell and query
+  std::uint64_t rows_written = 0;  // cells placed
+  std::uint64_t window_misses =
+      0;  // exact row wanted, only the code left (rolled back beyond `rollback`); counted per cell and query
   std::uint64_t shifted_rows = 0, imported_rows = 0, exported_rows = 0;
 };
 
@@ -61,21 +62,25 @@ class KvCache {
   [[nodiscard]] std::int64_t n_cells() const;
   [[nodiscard]] const Windows& windows() const;
   [[nodiscard]] std::span<const LayerSpec> layers() const;  // index in this span = `layer_index` below
-  [[nodiscard]] bool coded() const;                          // false: exact mode
+  [[nodiscard]] bool coded() const;                         // false: exact mode
 
   // --- cells and sequences -------------------------------------------------------------------------------------------
   // Announces rows about to be written (one batch = one policy epoch): cell i gets position i and belongs to seq i. A cell
   // in use is simply replaced. Slots are then freed for cells that no sequence needs any more; rows of this batch and rows
   // that any query of this batch may need are kept.
   void place(std::span<const std::int64_t> cells, std::span<const std::int32_t> positions, std::span<const SeqId> seqs);
-  // For hosts that only see masks: declares that `seq` consists of exactly these cells (ascending). Call before place()
-  // frees anything, i.e. between begin_epoch() and end_epoch(); place() = begin_epoch + per-row placing + end_epoch.
+  // place() = begin_epoch + per-row placing + end_epoch. A cell may be listed twice in one call with the same position and
+  // different sequences.
+  // set_members() is for hosts that only see masks: declares that `seq` consists of exactly these cells (ascending). Call it
+  // between begin_epoch() and end_epoch(), before or after place_cell(). It also claims imported and copied cells, and throws
+  // Error when rows of such a cell are missing. A sequence that is not declared again keeps its cells until others replace
+  // them. A cell that no sequence holds loses its exact row but keeps position and code.
   void begin_epoch();
   void place_cell(std::int64_t cell, std::int32_t position);
   void set_members(SeqId seq, std::span<const std::int64_t> cells);
   void end_epoch();
 
-  void seq_rm(SeqId seq, std::int32_t p0, std::int32_t p1);            // positions [p0, p1); p1 < 0: to the end; seq < 0: all
+  void seq_rm(SeqId seq, std::int32_t p0, std::int32_t p1);  // positions [p0, p1); p1 < 0: to the end; seq < 0: all
   void seq_cp(SeqId from, SeqId to, std::int32_t p0, std::int32_t p1);
   void truncate(SeqId seq, std::int32_t n) { seq_rm(seq, n, -1); }
   // Adds delta to positions [p0, p1) of a sequence and rotates their K rows (exact rows: once; codes: decode, rotate, code).
@@ -93,19 +98,22 @@ class KvCache {
   [[nodiscard]] std::optional<std::int32_t> newest(SeqId seq) const;
 
   // --- rows ----------------------------------------------------------------------------------------------------------
-  // row: [n_head_kv * dim] f32. The cell must have been placed.
+  // row: [n_head_kv * dim] f32. The cell must have been placed. Rounding: round_exact_row() of state_row.h.
   void write_k(int layer_index, std::int64_t cell, std::span<const float> row);
   void write_v(int layer_index, std::int64_t cell, std::span<const float> row);
 
-  [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;    // row_bytes
-  [[nodiscard]] std::span<const std::uint16_t> exact(int layer_index, bool is_k, std::int64_t cell) const;  // f16 row; empty if none
+  [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;  // row_bytes
+  [[nodiscard]] std::span<const std::uint16_t> exact(int layer_index, bool is_k,
+                                                     std::int64_t cell) const;  // f16 row; empty if none
   // f32 row in the model's basis from the given tier.
   void read_row(int layer_index, bool is_k, std::int64_t cell, bool want_exact, std::span<float> row) const;
 
   // --- state ---------------------------------------------------------------------------------------------------------
   // One row in the bytes of a nominal F16 row [n_head_kv * dim], format in state_row.h. import_row throws Error when the
   // row was packed by another artifact or is damaged; a plain 16-bit row without a position (written by a stock program)
-  // is kept exact, has position unknown and is never coded.
+  // is kept exact, has position unknown (-1) and is never coded. Rows of one cell must agree in kind and position, else Error
+  // and the cell is empty. The first row that arrives for a cell (or the first repeated one) replaces its old content; the
+  // cell keeps its exact row until set_members() claims it. copy_layer_rows() works the same way.
   void export_row(int layer_index, bool is_k, std::int64_t cell, std::span<std::uint16_t> out) const;
   void import_row(int layer_index, bool is_k, std::int64_t cell, std::span<const std::uint16_t> in);
   void set_state_digest(std::uint64_t digest);  // identifies the artifact inside packed rows

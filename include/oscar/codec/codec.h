@@ -21,8 +21,8 @@ namespace oscar {
 // Counted while encoding; summed by the cache and reported.
 struct EncodeStats {
   std::uint64_t rows = 0;
-  std::uint64_t saturated = 0;   // coordinates outside the code's range or clip threshold
-  std::uint64_t sanitised = 0;   // rows that contained NaN or Inf; such values are replaced by 0 before coding
+  std::uint64_t saturated = 0;  // coordinates outside the code's range or clip threshold
+  std::uint64_t sanitised = 0;  // rows that contained NaN or Inf; such values are replaced by 0 before coding
 
   EncodeStats& operator+=(const EncodeStats& o) {
     rows += o.rows;
