@@ -9,7 +9,7 @@ help:
 
 demo:
 	scripts/setup demo '$(MODEL)'
-	scripts/build release
+	scripts/build release -DOSCAR_TESTS=OFF
 	python3 scripts/demo.py '$(MODEL)'
 
 test:
@@ -18,7 +18,7 @@ test:
 
 build:
 	scripts/setup build
-	scripts/build release
+	scripts/build release -DOSCAR_TESTS=OFF
 
 clean:
 	rm -rf build

@@ -1,5 +1,4 @@
 # `cmake --install`: the library with its headers and package (find_package(oscar), target oscar::oscar), the command, the plug-in.
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(OSCAR_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/oscar)
 

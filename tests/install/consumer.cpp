@@ -25,7 +25,8 @@ int main() {
   for (std::size_t i = 0; i < row.size(); ++i) {
     worst = std::fmax(worst, std::fabs(row[i] - decoded[i]));
   }
-  std::printf("oscar %s: %.2f bits per element, largest error %.3f\n", oscar::version(), codec->bits_per_element(), static_cast<double>(worst));
+  std::printf("oscar %s: %.2f bits per element, largest error %.3f\n", oscar::version(), codec->bits_per_element(),
+              static_cast<double>(worst));
   // The step of 4 levels over [-1, 1] is 2/3, so the error is at most half of that; exactly 0 would mean nothing was coded.
   return code.size() == 40 && worst > 0.1F && worst < 0.34F ? 0 : 1;
 }
