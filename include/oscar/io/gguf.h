@@ -25,15 +25,18 @@ struct GgufTensorInfo {
   std::vector<std::uint64_t> shape;  // GGUF order: fastest dimension first
   std::uint32_t type = 0;            // ggml type id
   std::uint64_t offset = 0;          // from the start of the file
-  std::uint64_t bytes = 0;           // 0 when the type is unknown to us
+  std::uint64_t bytes = 0;
 };
 
 class Gguf {
  public:
+  // Throws Error for anything but a whole, little-endian, single-file GGUF: unknown tensor types, zero or overflowing
+  // dimensions, tensors outside the file, duplicate or empty names, counts that the file's size cannot hold.
   explicit Gguf(const std::filesystem::path& path);
   [[nodiscard]] const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
   [[nodiscard]] const std::vector<GgufTensorInfo>& tensors() const { return tensors_; }
   [[nodiscard]] const GgufTensorInfo* find(const std::string& name) const;
+  // nullopt when the key is absent, Error when it holds another type.
   [[nodiscard]] std::optional<std::int64_t> integer(const std::string& key) const;
   [[nodiscard]] std::optional<double> number(const std::string& key) const;
   [[nodiscard]] std::optional<std::string> text(const std::string& key) const;
@@ -52,7 +55,9 @@ struct GgufModel {
   std::string architecture, name, fingerprint;
   int n_layer = 0, n_ctx_train = 0, n_embd = 0;
   // Head counts and dims per layer (rope left default: only the host's graph knows it for sure). Explicit key_length and
-  // value_length win over n_embd / n_head. Error for head_count 0 and for geometry that does not divide.
+  // value_length win over n_embd / n_head. Error for head_count 0 and for geometry that does not divide. Layers without
+  // attention (a per-layer head_count_kv of 0: hybrid models) are left out. sliding_window follows the metadata where it
+  // says so (attention.sliding_window_pattern, and gemma3's fixed pattern of 6); elsewhere only the host's graph knows.
   std::vector<LayerShape> layers;
 };
 // fingerprint = SHA-256 over: architecture; block_count, embedding_length, head counts, key/value length, rope.* metadata; and
