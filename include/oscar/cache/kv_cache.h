@@ -47,8 +47,8 @@ struct MemoryUsage {
 struct CacheCounters {
   EncodeStats k, v;
   std::uint64_t rows_written = 0;  // cells placed
-  std::uint64_t window_misses =
-      0;  // exact row wanted, only the code left (rolled back beyond `rollback`); counted per cell and query
+  // Exact row wanted, only the code left (rolled back beyond `rollback`); counted per cell and query.
+  std::uint64_t window_misses = 0;
   std::uint64_t shifted_rows = 0, imported_rows = 0, exported_rows = 0;
 };
 
@@ -102,9 +102,9 @@ class KvCache {
   void write_k(int layer_index, std::int64_t cell, std::span<const float> row);
   void write_v(int layer_index, std::int64_t cell, std::span<const float> row);
 
-  [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;  // row_bytes
-  [[nodiscard]] std::span<const std::uint16_t> exact(int layer_index, bool is_k,
-                                                     std::int64_t cell) const;  // f16 row; empty if none
+  // row_bytes() of the codec, and the binary16 row; empty if the cell has none.
+  [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;
+  [[nodiscard]] std::span<const std::uint16_t> exact(int layer_index, bool is_k, std::int64_t cell) const;
   // f32 row in the model's basis from the given tier.
   void read_row(int layer_index, bool is_k, std::int64_t cell, bool want_exact, std::span<float> row) const;
 
