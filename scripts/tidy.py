@@ -67,7 +67,7 @@ def run_main():
         futures = {}
         for unit in units:
             # A unit that was not built yet has no recorded headers, so nothing can be remembered about it.
-            files = recorded.get(unit["output"])
+            files = recorded.get(re.search(r" -o (\S+)", unit["command"])[1])
             if files is None:
                 raise Failure(f"{unit['file']} was not built in {build}; build it first")
             futures[pool.submit(check, unit["file"], unit["command"], files, version, build)] = unit["file"]
