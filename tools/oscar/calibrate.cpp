@@ -1,0 +1,426 @@
+// `oscar calibrate`: text through the model in capture mode -> second moments -> artifact.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+
+#include "cli.h"
+#include "oscar/artifact/artifact.h"
+#include "oscar/base/error.h"
+#include "oscar/io/gguf.h"
+#include "oscar/method/moments.h"
+#include "output.h"
+#include "settings.h"
+
+#if OSCAR_WITH_LLAMA
+#include "oscar/io/sha256.h"
+#include "session.h"
+#endif
+
+namespace oscar::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct CalibrateOptions {
+  HostOptions host;
+  std::vector<std::string> texts;
+  std::string output, moments, resume, from_moments, rotation = "per-head", k_mean, v_mean, k_objective, v_objective, format = "md";
+  std::int64_t tokens = 32768, token_floor = 1024;
+  int save_every = 0, group_size = 0;
+  float clip_k = -1.0F, clip_v = -1.0F;
+};
+
+constexpr std::int64_t kRecommendedTokens = 32768;
+[[maybe_unused]] constexpr int kSaveTokens = 4096;
+
+FitOptions fit_options(const CalibrateOptions& options) {
+  FitOptions fit;
+  if (options.rotation == "per-head") fit.recipe.per_head = true;
+  else if (options.rotation == "layer") fit.recipe.per_head = false;
+  else fail("--rotation is {}, but only per-head and layer exist", options.rotation);
+  if (!options.k_mean.empty()) fit.recipe.k_mean = parse_mean_mode(options.k_mean);
+  if (!options.v_mean.empty()) fit.recipe.v_mean = parse_mean_mode(options.v_mean);
+  if (fit.recipe.v_mean == MeanMode::rope) fail("--v-mean rope makes no sense: values are not rotated by RoPE (none or static)");
+  if (!options.k_objective.empty()) fit.recipe.k_objective = options.k_objective;
+  if (!options.v_objective.empty()) fit.recipe.v_objective = options.v_objective;
+  for (const auto& [flag, value] : {std::pair{"--clip-k", options.clip_k}, std::pair{"--clip-v", options.clip_v}}) {
+    if (std::isnan(value) || value > 1.0F) fail("{} is {}, but it is a share of coordinates: 0 (no clipping) to 1", flag, value);
+  }
+  if (options.clip_k >= 0.0F) fit.recipe.clip_k = options.clip_k;
+  if (options.clip_v >= 0.0F) fit.recipe.clip_v = options.clip_v;
+  if (options.group_size < 0 || options.group_size % 4 != 0) fail("--group-size {} is not a multiple of 4", options.group_size);
+  fit.recipe.group_size = options.group_size;
+  fit.token_floor = options.token_floor;
+  return fit;
+}
+
+// "x.gguf" -> "x<suffix>", beside the model where that can be written.
+fs::path beside_model(const std::string& model, const std::string& suffix, const std::string& fingerprint) {
+  fs::path path = model;
+  if (path.extension() == ".gguf") path.replace_extension();
+  path += suffix;
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (access(folder.c_str(), W_OK) == 0) return path;
+  fs::create_directories(cache_dir() / "artifacts");
+  return cache_dir() / "artifacts" / (fingerprint + suffix);
+}
+
+struct Run {  // what the model run cost; zero when only fitting
+  double seconds = 0;
+  std::int64_t tokens = 0;
+  std::uint64_t peak_rss = 0;
+};
+
+std::int64_t total_tokens(const ModelMoments& moments) {
+  std::int64_t sum = 0;
+  for (const TextSource& source : moments.sources) sum += source.tokens;
+  return sum;
+}
+
+// Per layer for reading; json and csv carry every head.
+std::string layer_table(const FitReport& report) {
+  Table table({"layer", "K error %", "V error %", "mean share %", "head overlap", "clip K", "clip V", "notes"});
+  for (std::size_t begin = 0; begin < report.rows.size();) {
+    std::size_t end = begin;
+    double k = 0, v = 0, mean = 0, overlap = 0, clip_k = 0, clip_v = 0;
+    std::string notes;
+    for (; end < report.rows.size() && report.rows[end].layer == report.rows[begin].layer; ++end) {
+      const FitReport::Row& row = report.rows[end];
+      k += row.k_error;
+      v += row.v_error;
+      mean += row.mean_share;
+      overlap += row.head_overlap;
+      clip_k += static_cast<double>(row.clip_k);
+      clip_v += static_cast<double>(row.clip_v);
+      if (!row.flag.empty()) notes += fmt::format("{}head {}: {}", notes.empty() ? "" : "; ", row.head, row.flag);
+    }
+    const double n = static_cast<double>(end - begin);
+    table.add({report.rows[begin].layer, 100 * k / n, 100 * v / n, 100 * mean / n, overlap / n, clip_k / n, clip_v / n, notes});
+    begin = end;
+  }
+  return table.markdown();
+}
+
+Table head_table(const FitReport& report) {
+  Table table({"layer", "head", "k_error", "v_error", "mean_share", "head_overlap", "clip_k", "clip_v", "flag"});
+  for (const FitReport::Row& row : report.rows) {
+    table.add({row.layer, row.head, row.k_error, row.v_error, row.mean_share, row.head_overlap, row.clip_k, row.clip_v, row.flag});
+  }
+  return table;
+}
+
+int finish(const ModelMoments& moments, const CalibrateOptions& options, const fs::path& output, const std::string& moments_path,
+           const Run& run) {
+  const Format format = parse_format(options.format);
+  const std::int64_t tokens = total_tokens(moments);
+  FitReport report;
+  Artifact artifact = fit(moments, fit_options(options), &report);
+  if (options.host.n_ctx > 0 && run.tokens > 0) artifact.provenance["n_ctx"] = options.host.n_ctx;
+  save_artifact(artifact, output);
+  if (tokens < kRecommendedTokens) {
+    report.warnings.push_back(fmt::format("{} tokens are few: {} or more give steadier rotations (-n, longer or more texts)", tokens,
+                                          kRecommendedTokens));
+  }
+  for (const std::string& warning : report.warnings) fmt::print(stderr, "oscar: warning: {}\n", warning);
+  if (format == Format::csv) {
+    print(head_table(report).csv());
+    return kOk;
+  }
+  const double rate = run.seconds > 0 ? static_cast<double>(run.tokens) / run.seconds : 0.0;
+  if (format == Format::json) {
+    nlohmann::ordered_json out;
+    out["artifact"] = output.string();
+    out["digest"] = artifact.digest;
+    out["moments"] = moments_path;
+    out["model_fingerprint"] = artifact.model.fingerprint;
+    out["architecture"] = artifact.model.architecture;
+    out["tokens"] = tokens;
+    out["run_tokens"] = run.tokens;
+    out["run_seconds"] = run.seconds;
+    out["tokens_per_second"] = rate;
+    out["peak_rss_bytes"] = run.peak_rss;
+    out["recipe"] = {{"codec", artifact.recipe.codec},
+                     {"k_mean", std::string(to_string(artifact.recipe.k_mean))},
+                     {"v_mean", std::string(to_string(artifact.recipe.v_mean))},
+                     {"k_objective", artifact.recipe.k_objective},
+                     {"v_objective", artifact.recipe.v_objective},
+                     {"rotation", artifact.recipe.per_head ? "per-head" : "layer"},
+                     {"group_size", artifact.recipe.group_size}};
+    out["sources"] = nlohmann::ordered_json::array();
+    for (const TextSource& source : moments.sources) {
+      out["sources"].push_back({{"name", source.name}, {"sha256", source.sha256}, {"tokens", source.tokens}});
+    }
+    out["heads"] = head_table(report).json();
+    out["warnings"] = report.warnings;
+    print(out.dump(1) + "\n");
+    return kOk;
+  }
+  print(layer_table(report));
+  print(fmt::format("\n{}: {} layers, {} tokens, digest {}\n", output.string(), artifact.layers.size(), tokens, artifact.digest.substr(0, 16)));
+  if (run.tokens > 0) {
+    print(fmt::format("{} tokens in {} ({:.1f} t/s), peak RSS {}; moments kept in {} (oscar merge, --from-moments)\n", run.tokens,
+                      human_seconds(run.seconds), rate, human_bytes(static_cast<double>(run.peak_rss)), moments_path));
+  }
+  return kOk;
+}
+
+int fit_only(const CalibrateOptions& options) {
+  const ModelMoments moments = load_moments(options.from_moments);
+  fs::path output = options.output;
+  if (output.empty()) {
+    if (options.host.model.empty()) fail("where should the artifact go? use -o FILE, or -m MODEL to put it beside the model");
+    const GgufModel model = describe_model(Gguf(options.host.model));
+    if (model.fingerprint != moments.model_fingerprint) {
+      fail("{} holds moments of another model ({}), not of {}", options.from_moments, moments.model_name, options.host.model);
+    }
+    output = beside_model(options.host.model, ".oscar.safetensors", model.fingerprint);
+  }
+  return finish(moments, options, output, options.from_moments, {});
+}
+
+#if OSCAR_WITH_LLAMA
+
+// One text, cut into sequences; sequences never straddle texts.
+struct Source {
+  TextSource info;  // tokens: fed so far
+  std::vector<llama_token> tokens;
+  std::size_t next = 0;  // first token not fed yet
+};
+
+Source open_source(const Model& model, const std::string& path, std::int64_t wanted) {
+  Source source;
+  std::string text = read_text(path);
+  source.info = {fs::path(path).filename().string(), sha256_hex(std::as_bytes(std::span(text))), 0};
+  // No tokeniser spends more than 16 bytes a token on average: a huge text need not be tokenised whole.
+  const auto limit = static_cast<std::size_t>(wanted) * 16 + 65536;
+  if (text.size() > limit) {
+    std::size_t end = limit;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+    text.resize(end);
+  }
+  source.tokens = model.tokenize(text, false, false);
+  return source;
+}
+
+class Calibration {
+ public:
+  Calibration(const CalibrateOptions& options, fs::path moments_path)
+      : options_(options), moments_path_(std::move(moments_path)), description_(describe_model(Gguf(options.host.model))) {}
+
+  ModelMoments collect(Run& run) {
+    std::vector<TextSource> done;
+    if (!options_.resume.empty()) done = resumed_sources();
+    Plugin::start(true, options_.host.verbose);
+    const Model model(options_.host);
+    for (const std::string& path : options_.texts) sources_.push_back(open_source(model, path, options_.tokens));
+    // Tokens an earlier run fed are skipped; texts it used and this one does not name stay in the record.
+    for (const TextSource& old : done) {
+      const auto same = std::find_if(sources_.begin(), sources_.end(), [&](const Source& s) { return s.info.sha256 == old.sha256; });
+      if (same == sources_.end()) {
+        others_.push_back(old);
+      } else {
+        same->info.tokens = old.tokens;
+        same->next = std::min(same->tokens.size(), static_cast<std::size_t>(old.tokens));
+      }
+      fed_ += old.tokens;
+    }
+    Plugin::configure({{"mode", "capture"}, {"strict", 1}});
+    Plugin::capture_begin(model_json(), options_.resume);
+    HostOptions host = options_.host;
+    host.n_batch = host.n_ubatch = std::min(host.n_ubatch, host.n_batch);
+    Context context(model, host);
+    watch_interrupts();
+    feed(model, context, host.n_ubatch, run);
+    checkpoint();
+    run.peak_rss = peak_rss_bytes();
+    return load_moments(moments_path_.string());
+  }
+
+ private:
+  std::vector<TextSource> resumed_sources() const {
+    const ModelMoments moments = load_moments(options_.resume);
+    if (moments.model_fingerprint != description_.fingerprint) {
+      fail("{} holds moments of another model ({}), not of {}", options_.resume, moments.model_name, options_.host.model);
+    }
+    return moments.sources;
+  }
+
+  nlohmann::json model_json() const {
+    nlohmann::json sources = nlohmann::json::array();
+    for (const TextSource& s : all_sources()) sources.push_back({{"name", s.name}, {"sha256", s.sha256}, {"tokens", s.tokens}});
+    return {{"fingerprint", description_.fingerprint},
+            {"architecture", description_.architecture},
+            {"name", description_.name},
+            {"n_layer", description_.n_layer},
+            {"sources", sources}};
+  }
+
+  std::vector<TextSource> all_sources() const {
+    std::vector<TextSource> all = others_;
+    for (const Source& source : sources_) all.push_back(source.info);
+    return all;
+  }
+
+  // The text that has been used least, so that every text counts alike and the order does not depend on where a run stopped.
+  Source* pick() {
+    Source* best = nullptr;
+    for (Source& source : sources_) {
+      if (source.next < source.tokens.size() && (best == nullptr || source.info.tokens < best->info.tokens)) best = &source;
+    }
+    return best;
+  }
+
+  void feed(const Model& model, Context& context, int step, Run& run) {
+    const bool bos = llama_vocab_get_add_bos(model.vocab());
+    const std::int64_t already = fed_;
+    std::int64_t available = fed_;
+    for (const Source& source : sources_) available += static_cast<std::int64_t>(source.tokens.size() - source.next);
+    const std::int64_t target = std::min(options_.tokens, available);
+    if (target < options_.token_floor) {
+      fail("the texts give {} tokens, the floor is {}: use longer or more texts (or --token-floor)", target, options_.token_floor);
+    }
+    if (available < options_.tokens) fmt::print(stderr, "oscar: warning: the texts give {} tokens of the {} wanted\n", available, options_.tokens);
+    Progress progress("calibrating", static_cast<double>(target - already), "tokens");
+    // Moments begin anew after each save (their pilot too), so sequences that are short are saved several at a time.
+    const int save_every = options_.save_every > 0 ? options_.save_every : (kSaveTokens + context.n_ctx() - 1) / context.n_ctx();
+    int since_save = 0;
+    while (fed_ < target) {
+      Source* source = pick();
+      if (source == nullptr) break;
+      const std::int64_t room = std::min<std::int64_t>(context.n_ctx() - (bos ? 1 : 0), target - fed_);
+      const auto take = std::min(static_cast<std::size_t>(room), source->tokens.size() - source->next);
+      std::vector<llama_token> sequence;
+      if (bos) sequence.push_back(llama_vocab_bos(model.vocab()));
+      const auto begin = source->tokens.begin() + static_cast<std::ptrdiff_t>(source->next);
+      sequence.insert(sequence.end(), begin, begin + static_cast<std::ptrdiff_t>(take));
+      context.clear();
+      Plugin::capture_sequence();
+      const int n = static_cast<int>(sequence.size());
+      for (int at = 0; at < n; at += step) {
+        if (interrupted()) stop(progress);
+        const std::vector<llama_token> part(sequence.begin() + at, sequence.begin() + std::min(n, at + step));
+        run.seconds += context.decode(part, at, n - 1);
+        run.tokens += static_cast<std::int64_t>(part.size());
+        progress.update(static_cast<double>(std::min(target, fed_ + at + static_cast<std::int64_t>(part.size())) - already));
+      }
+      source->next += take;
+      source->info.tokens += static_cast<std::int64_t>(take);
+      fed_ += static_cast<std::int64_t>(take);
+      if (++since_save >= save_every && fed_ < target) {
+        checkpoint();
+        since_save = 0;
+      }
+    }
+  }
+
+  // Whole sequences only, so that going on from the file equals never having stopped.
+  void checkpoint() {
+    const std::string partial = moments_path_.string() + ".partial";
+    Plugin::capture_save(partial);
+    ModelMoments moments = load_moments(partial);
+    moments.sources = all_sources();  // what was really fed, known only now
+    save_moments(moments, moments_path_.string());
+    fs::remove(partial);
+    saved_ = fed_;
+  }
+
+  [[noreturn]] void stop(Progress& progress) {
+    progress.finish();
+    if (saved_ == 0) fail("interrupted before the first sequence was complete; nothing is saved");
+    fail("interrupted; {} tokens are saved, go on with the same command and --resume {}", saved_, moments_path_.string());
+  }
+
+  const CalibrateOptions& options_;
+  fs::path moments_path_;
+  GgufModel description_;
+  std::vector<Source> sources_;
+  std::vector<TextSource> others_;
+  std::int64_t fed_ = 0, saved_ = 0;
+};
+
+int calibrate(CalibrateOptions options) {
+  parse_format(options.format);
+  fit_options(options);
+  if (!options.from_moments.empty()) return fit_only(options);
+  check(options.host);
+  if (options.texts.empty()) fail("no text was named: use -f TEXT (prose or code like what the model will read)");
+  if (options.tokens < 1) fail("-n {} makes no sense: a number of tokens", options.tokens);
+  if (options.host.n_ctx < 64) fail("-c {} is too short a sequence: 64 tokens or more", options.host.n_ctx);
+  const GgufModel model = describe_model(Gguf(options.host.model));
+  const fs::path output = options.output.empty() ? beside_model(options.host.model, ".oscar.safetensors", model.fingerprint) : fs::path(options.output);
+  fs::path moments_path = options.moments;
+  if (moments_path.empty()) {
+    moments_path = output.string();
+    const std::string suffix = ".oscar.safetensors";
+    std::string stem = moments_path.string();
+    if (stem.size() > suffix.size() && stem.compare(stem.size() - suffix.size(), suffix.size(), suffix) == 0) {
+      stem.resize(stem.size() - suffix.size());
+    }
+    moments_path = stem + ".moments.safetensors";
+  }
+  Run run;
+  const ModelMoments moments = Calibration(options, moments_path).collect(run);
+  return finish(moments, options, output, moments_path.string(), run);
+}
+
+#else
+int calibrate(const CalibrateOptions& options) {
+  parse_format(options.format);
+  fit_options(options);
+  if (!options.from_moments.empty()) return fit_only(options);
+  requires_llama("calibrate");
+}
+#endif
+
+}  // namespace
+
+void add_calibrate(CommandLine& line) {
+  Command& command = line.add("calibrate", "make the calibration artifact of a model from text");
+  const auto options = std::make_shared<CalibrateOptions>();
+  command.usage("-m MODEL -f TEXT [-f TEXT ...] [options]");
+  command.usage("--from-moments FILE [-m MODEL | -o OUT] [options]");
+  command.text(
+      "Runs the model over the text once (stock attention, no weights changed), collects second moments of keys, values and queries per layer "
+      "and KV head in constant memory, and fits rotations, means and clip thresholds. The artifact goes beside the model as "
+      "MODEL.oscar.safetensors, where run, compare and exec find it; it fits every quantisation of the same weights.");
+  command.text(
+      "Moments are saved as it goes, next to the output. Ctrl-C stops; --resume FILE goes on where it stopped. Moments of several "
+      "runs or machines add up with oscar merge, and --from-moments fits again without running the model.");
+  command.text(
+      "The table shows per layer: the expected relative error of logits (K) and values (V), how much of K's energy is its mean, how far the "
+      "heads share their main axes (near 1: one rotation per layer would do), clip thresholds, and notes on worrying heads.");
+  options->host.n_ctx = 4096;
+  add_host(command, options->host, "length of a sequence");
+  command.option("-f,--file", options->texts, "FILE", "text to calibrate on; repeatable, texts take turns")->allow_extra_args(false);
+  command.option("-n,--tokens", options->tokens, "N", "tokens in all");
+  command.option("-o,--output", options->output, "FILE", "artifact to write; default: beside the model");
+  command.option("--moments", options->moments, "FILE", "moments to write; default: OUTPUT with .moments.safetensors");
+  command.option("--save-every", options->save_every, "N", "save moments every N sequences, 0 = about every 4096 tokens");
+  command.option("--resume", options->resume, "FILE", "go on from these moments");
+  command.option("--from-moments", options->from_moments, "FILE", "only fit; the model is not run");
+  command.option("--rotation", options->rotation, "WHICH", "one rotation per-head or per layer");
+  command.option("--k-mean", options->k_mean, "MODE", "mean removed from K: rope (default), static or none", "OSCAR_K_MEAN");
+  command.option("--v-mean", options->v_mean, "MODE", "mean removed from V: none (default) or static", "OSCAR_V_MEAN");
+  command.option("--clip-k", options->clip_k, "RATIO", "clip ratio of K instead of the fitted one, 0 = off (published: 0.96)");
+  command.option("--clip-v", options->clip_v, "RATIO", "clip ratio of V instead of the fitted one, 0 = off (published: 0.92)");
+  command.option("--objective-k", options->k_objective, "NAME", "MOMENT_COMPOSITION of K, for example qqt_r_h_pbr (default) or ktk_r_h");
+  command.option("--objective-v", options->v_objective, "NAME", "MOMENT_COMPOSITION of V, for example sst_r_h_pbr (default) or oot_r_h_pbr");
+  command.option("--group-size", options->group_size, "N", "coordinates that share a scale, 0 = the whole head");
+  command.option("--token-floor", options->token_floor, "N", "refuse to fit on fewer tokens");
+  command.option("--format", options->format, "FORMAT", "of the table: md, json or csv");
+  command.example("oscar calibrate -m model.gguf -f prose.txt -f code.txt", "32k tokens, half prose, half code");
+  command.example("oscar calibrate -m model.gguf -f prose.txt --resume model.moments.safetensors", "go on after Ctrl-C");
+  command.example("oscar calibrate -m model.gguf --from-moments model.moments.safetensors --rotation layer", "another recipe, seconds");
+  command.json_key("artifact, digest, moments", "files written; the artifact's SHA-256 digest");
+  command.json_key("model_fingerprint, architecture, sources[]", "what was calibrated, on what: {name, sha256, tokens}");
+  command.json_key("tokens, run_tokens, run_seconds, tokens_per_second, peak_rss_bytes", "in all; by this run (0: only fitted)");
+  command.json_key("recipe", "{codec, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
+  command.json_key("heads[]", "{layer, head, k_error, v_error, mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");
+  command.json_key("warnings[]", "sentences");
+  command.action([options] { return calibrate(*options); });
+}
+
+}  // namespace oscar::cli

@@ -1,0 +1,322 @@
+// `oscar compare`: how far the 2-bit cache's output is from the 16-bit cache's, on a text.
+#include "cli.h"
+#include "oscar/base/error.h"
+#include "output.h"
+#include "settings.h"
+
+#if OSCAR_WITH_LLAMA
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+#include "oscar/io/gguf.h"
+#include "oscar/io/sha256.h"
+#include "oscar/version.h"
+#include "session.h"
+#include "statistics.h"
+#endif
+
+namespace oscar::cli {
+namespace {
+
+struct CompareOptions {
+  HostOptions host;
+  Settings settings;
+  std::string text, mode_a = "exact", mode_b = "oscar", format = "md";
+  std::vector<std::string> variants;
+  int chunks = 4, from = 0;
+  std::uint64_t seed = 1;
+};
+
+#if OSCAR_WITH_LLAMA
+
+constexpr std::int64_t kFewPositions = 256;
+
+struct Contender {
+  std::string name;
+  Settings settings;
+  std::unique_ptr<Context> context;
+  std::vector<std::vector<Difference>> differences;  // against the base; [chunk][position]
+  double seconds = 0;
+  std::uint64_t served = 0, bypassed = 0;
+};
+
+std::vector<Contender> contenders(const CompareOptions& options) {
+  std::vector<Contender> all;
+  const auto add = [&](const std::string& name, const std::string& mode) -> Settings& {
+    all.emplace_back();
+    all.back().name = name;
+    all.back().settings = options.settings;
+    all.back().settings.mode = mode;
+    return all.back().settings;
+  };
+  add(options.mode_a, options.mode_a);
+  add(options.mode_b, options.mode_b);
+  for (const std::string& variant : options.variants) {
+    Settings& settings = add(variant, options.mode_b);
+    for (std::size_t begin = 0; begin <= variant.size();) {
+      const std::size_t comma = std::min(variant.find(',', begin), variant.size());
+      override_setting(settings, variant.substr(begin, comma - begin));
+      begin = comma + 1;
+    }
+  }
+  const bool plugin = std::any_of(all.begin(), all.end(),
+                                  [](const Contender& c) { return c.settings.mode != "stock" && c.settings.mode != "off"; });
+  for (Contender& c : all) {
+    check(c.settings);
+    // One process, one plug-in: beside other modes, stock is the hooks that only forward, bit-identical to llama.cpp.
+    if (c.settings.mode == "off") c.settings.mode = "stock";
+    if (plugin && c.settings.mode == "stock") c.settings.mode = "delegate";
+  }
+  return all;
+}
+
+void compare_rows(const Context& base, const Context& other, int n_vocab, const std::vector<llama_token>& targets,
+                  std::vector<Difference>& out) {
+  const std::size_t n = targets.size(), at = out.size();
+  out.resize(at + n);
+  const std::size_t n_threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
+  std::exception_ptr error;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (std::size_t thread = 0; thread < n_threads; ++thread) {
+    threads.emplace_back([&, thread] {
+      try {
+        for (std::size_t i = thread; i < n; i += n_threads) {
+          const auto size = static_cast<std::size_t>(n_vocab);
+          out[at + i] = difference({base.logits(static_cast<int>(i)), size}, {other.logits(static_cast<int>(i)), size}, targets[i]);
+        }
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        error = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (error) std::rethrow_exception(error);
+}
+
+std::vector<std::vector<llama_token>> cut(const Model& model, const std::string& text, int n_ctx, int chunks, int from) {
+  std::vector<llama_token> tokens = model.tokenize(text, false, false);
+  const llama_vocab* vocab = model.vocab();
+  const bool bos = llama_vocab_get_add_bos(vocab);
+  const std::size_t length = static_cast<std::size_t>(n_ctx) - (bos ? 1 : 0);
+  std::vector<std::vector<llama_token>> out;
+  for (std::size_t begin = 0; begin < tokens.size() && (chunks < 0 || out.size() < static_cast<std::size_t>(chunks)); begin += length) {
+    const std::size_t end = std::min(tokens.size(), begin + length);
+    if (end - begin < length && !out.empty()) break;  // a short rest would weigh shallow positions more
+    std::vector<llama_token> chunk;
+    if (bos) chunk.push_back(llama_vocab_bos(vocab));
+    chunk.insert(chunk.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin), tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    out.push_back(std::move(chunk));
+  }
+  if (out.empty() || static_cast<int>(out[0].size()) < from + 2) {
+    fail("the text has {} tokens, but positions are judged from {} on: use a longer text or a smaller --from", tokens.size(), from);
+  }
+  return out;
+}
+
+nlohmann::ordered_json interval(const Estimate& e) { return nlohmann::ordered_json::array({e.low, e.high}); }
+
+void print_result(const nlohmann::ordered_json& result, Format format) {
+  if (format == Format::json) {
+    print(result.dump(1) + "\n");
+    return;
+  }
+  Table table({"cache", "bits", "bits, all", "KV MiB", "f16 MiB", "KL mean", "±", "KL median", "KL 99 %", "KL max", "same top %", "± %",
+               "PPL", "PPL ratio", "± ratio", "t/s"});
+  const auto& base = result["base"];
+  const auto mib = [](const nlohmann::ordered_json& bytes) {
+    return bytes.is_null() ? nlohmann::ordered_json() : nlohmann::ordered_json(bytes.get<double>() / 1048576.0);
+  };
+  const auto half = [](const nlohmann::ordered_json& ci, double scale) { return scale * (ci[1].get<double>() - ci[0].get<double>()) / 2.0; };
+  const nlohmann::ordered_json none;
+  table.add({base["name"], base["bits_per_element"], base["bits_per_element_all"], mib(base["kv_bytes"]), mib(base["kv_bytes_f16"]), none,
+             none, none, none, none, none, none, base["ppl"], none, none, base["pp"]});
+  for (const auto& v : result["variants"]) {
+    table.add({v["name"], v["bits_per_element"], v["bits_per_element_all"], mib(v["kv_bytes"]), mib(v["kv_bytes_f16"]), v["kl_mean"],
+               half(v["kl_mean_ci"], 1), v["kl_median"], v["kl_p99"], v["kl_max"], 100.0 * v["same_top"].get<double>(),
+               half(v["same_top_ci"], 100), v["ppl"], v["ppl_ratio"], half(v["ppl_ratio_ci"], 1), v["pp"]});
+  }
+  if (format == Format::csv) {
+    print(table.csv());
+    return;
+  }
+  print(table.markdown());
+  print(fmt::format("\n{}, {}: {} chunks of {} tokens, {} positions from {} on; KL in nats; ± = half of the 95 % interval (seed {})\n",
+                    result["model"].get<std::string>(), result["text"].get<std::string>(), result["chunks"].get<int>(),
+                    result["n_ctx"].get<int>(), result["positions"].get<std::int64_t>(), result["from"].get<int>(),
+                    result["seed"].get<std::uint64_t>()));
+}
+
+nlohmann::ordered_json describe(const Contender& c, const CacheReport& cache, double tokens) {
+  nlohmann::ordered_json out;
+  const bool known = Plugin::loaded();
+  const auto or_null = [&](auto value, bool valid) { return valid ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); };
+  out["name"] = c.name;
+  out["mode"] = c.settings.mode;
+  out["kv_bytes"] = or_null(cache.resident_bytes, known);
+  out["kv_bytes_f16"] = or_null(cache.nominal_bytes, known);
+  out["bits_per_element"] = or_null(cache.bits_per_element, cache.bits_per_element > 0);
+  out["bits_per_element_all"] = or_null(cache.bits_per_element_all, cache.bits_per_element_all > 0);
+  out["attention_served"] = or_null(c.served, known);
+  out["attention_bypassed"] = or_null(c.bypassed, known);
+  out["pp"] = c.seconds > 0 ? tokens / c.seconds : 0.0;
+  return out;
+}
+
+int compare(CompareOptions options) {
+  check(options.host);
+  const Format format = parse_format(options.format);
+  if (options.text.empty()) fail("no text was named: use -f TEXT");
+  if (options.chunks == 0 || options.chunks < -1) fail("--chunks {} makes no sense: a number from 1, or -1 for the whole text", options.chunks);
+  if (options.from < 0) fail("--from {} makes no sense: it is a position", options.from);
+  if (options.host.n_ctx == 0) options.host.n_ctx = 4096;
+  const int n_ctx = options.host.n_ctx;
+  const int from = options.from > 0 ? options.from : std::min(1024, n_ctx / 2);
+  if (from + 2 > n_ctx) fail("--from {} leaves nothing of a context of {} tokens", from, n_ctx);
+  options.host.n_batch = options.host.n_ubatch = std::min(options.host.n_ubatch, options.host.n_batch);
+  const std::string text = read_text(options.text);
+  std::vector<Contender> all = contenders(options);
+  std::vector<std::string> artifacts;
+  for (const Contender& c : all) artifacts.push_back(resolve_artifact(c.settings, options.host.model));
+
+  Plugin::start(all[0].settings.mode != "stock", options.host.verbose);
+  const Model model(options.host);
+  const auto chunks = cut(model, text, n_ctx, options.chunks, from);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (Plugin::loaded()) Plugin::configure(plugin_json(all[i].settings, artifacts[i]));
+    all[i].context = std::make_unique<Context>(model, options.host);
+  }
+  watch_interrupts();
+
+  std::size_t total = 0;
+  for (const auto& chunk : chunks) total += chunk.size();
+  Progress progress("comparing", static_cast<double>(total * all.size()), "tokens");
+  std::size_t done = 0;
+  nlohmann::json stats;
+  for (const auto& chunk : chunks) {
+    for (Contender& c : all) {
+      c.context->clear();
+      c.differences.emplace_back();
+    }
+    const int n = static_cast<int>(chunk.size());
+    for (int begin = 0; begin < n; begin += options.host.n_ubatch) {
+      const int end = std::min(n, begin + options.host.n_ubatch);
+      const std::vector<llama_token> part(chunk.begin() + begin, chunk.begin() + end);
+      // Row i of the logits predicts the token after position max(from, begin) + i; the last position has none.
+      std::vector<llama_token> targets;
+      for (int t = std::max(from, begin); t < end && t + 1 < n; ++t) targets.push_back(chunk[static_cast<std::size_t>(t) + 1]);
+      for (Contender& c : all) {
+        if (interrupted()) fail("interrupted");
+        const nlohmann::json before = Plugin::stats();
+        c.seconds += c.context->decode(part, begin, from);
+        const nlohmann::json after = Plugin::stats();
+        c.served += counter(after, "attention_served") - counter(before, "attention_served");
+        c.bypassed += counter(after, "attention_bypassed") - counter(before, "attention_bypassed");
+        if (&c != &all[0]) compare_rows(*all[0].context, *c.context, model.n_vocab(), targets, c.differences.back());
+        done += part.size();
+        progress.update(static_cast<double>(done));
+      }
+    }
+    stats = Plugin::stats();
+  }
+  progress.finish();
+
+  nlohmann::ordered_json result;
+  const GgufModel description = describe_model(Gguf(options.host.model));
+  result["oscar"] = version();
+  result["model"] = std::filesystem::path(options.host.model).filename().string();
+  result["model_fingerprint"] = description.fingerprint;
+  result["text"] = std::filesystem::path(options.text).filename().string();
+  result["text_sha256"] = sha256_hex(std::as_bytes(std::span(text)));
+  result["n_ctx"] = n_ctx;
+  result["n_ubatch"] = options.host.n_ubatch;
+  result["chunks"] = chunks.size();
+  result["tokens"] = total;
+  result["from"] = from;
+  result["seed"] = options.seed;
+  int code = kOk;
+  nlohmann::ordered_json variants = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Contender& c = all[i];
+    nlohmann::ordered_json out = describe(c, cache_report(stats, i, all.size()), static_cast<double>(total));
+    if (Plugin::loaded() && (c.served == 0 || c.bypassed > 0)) {
+      fmt::print(stderr, "oscar: error: {}: {} attention operations were served and {} bypassed\n", c.name, c.served, c.bypassed);
+      code = kNotServed;
+    }
+    if (i == 0) {
+      result["base"] = out;
+      continue;
+    }
+    const Summary s = summarise(c.differences, options.seed);
+    if (i == 1) {
+      result["positions"] = s.positions;
+      result["base"]["ppl"] = s.ppl_base;
+      if (s.positions < kFewPositions) {
+        fmt::print(stderr, "oscar: warning: {} positions are too few for a claim; use a longer text, --chunks or a smaller --from\n", s.positions);
+      }
+    }
+    out["kl_mean"] = s.kl_mean.value;
+    out["kl_mean_ci"] = interval(s.kl_mean);
+    out["kl_median"] = s.kl_median;
+    out["kl_p99"] = s.kl_p99;
+    out["kl_max"] = s.kl_max;
+    out["same_top"] = s.same_top.value;
+    out["same_top_ci"] = interval(s.same_top);
+    out["ppl"] = s.ppl;
+    out["ppl_ratio"] = s.ppl_ratio.value;
+    out["ppl_ratio_ci"] = interval(s.ppl_ratio);
+    variants.push_back(std::move(out));
+  }
+  result["variants"] = std::move(variants);
+  result["peak_rss_bytes"] = peak_rss_bytes();
+  print_result(result, format);
+  return code;
+}
+
+#else
+int compare(const CompareOptions&) { requires_llama("compare"); }
+#endif
+
+}  // namespace
+
+void add_compare(CommandLine& line) {
+  Command& command = line.add("compare", "measure how far the 2-bit cache's output is from the 16-bit cache's on a text");
+  const auto options = std::make_shared<CompareOptions>();
+  command.usage("-m MODEL -f TEXT [options]");
+  command.text(
+      "Runs the model with both caches side by side over chunks of the text and compares the logits at every position from --from on (below "
+      "sink + recent both read 16-bit rows). The base is OSCAR's own 16-bit mode, because any other arithmetic differs from llama.cpp's by "
+      "rounding that CPU matrix products amplify: KL against mode delegate is about 0.003 at best. Never judge on the calibration text.");
+  command.text(
+      "KL(base || variant) in nats, from double-precision log-softmax over the whole vocabulary; 95 % intervals from a bootstrap over blocks "
+      "of 64 positions.");
+  options->host.n_ctx = 4096;
+  add_host(command, options->host, "tokens of a chunk");
+  command.option("-f,--file", options->text, "FILE", "text to judge on");
+  command.option("--chunks", options->chunks, "N", "chunks of the text, -1 = all");
+  command.option("--from", options->from, "POSITION", "first position judged, 0 = 1024 or half the context", "");
+  command.option("--mode-a", options->mode_a, "MODE", "base: exact, delegate, stock or oscar");
+  command.option("--mode-b", options->mode_b, "MODE", "what is judged: oscar, exact, delegate or stock");
+  command.option("--variant", options->variants, "KEY=VALUE[,...]",
+                 "one more contender: mode-b with these settings (k_mean, v_mean, clip_k, clip_v, sink, recent, rollback, artifact, mode); repeatable")
+      ->allow_extra_args(false);
+  command.option("-s,--seed", options->seed, "N", "of the bootstrap");
+  add_settings(command, options->settings, false);
+  command.option("-o,--format", options->format, "FORMAT", "md, json or csv");
+  command.example("oscar compare -m model.gguf -f essays.txt", "the standard question");
+  command.example("oscar compare -m model.gguf -f essays.txt --variant k_mean=none -o json", "with and without mean removal, one base");
+  command.json_key("oscar, model, model_fingerprint, text, text_sha256", "what was compared");
+  command.json_key("n_ctx, n_ubatch, chunks, tokens, from, positions, seed", "how");
+  command.json_key("base, variants[]", "one object each: name, mode, ppl and the keys below");
+  command.json_key("kv_bytes, kv_bytes_f16", "KV cache at the end of the last chunk: resident, measured; all cells at 16 bit");
+  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included (null: not coded)");
+  command.json_key("attention_served, attention_bypassed, pp", "operations by OSCAR; that escaped it; tokens per second");
+  command.json_key("kl_mean, kl_median, kl_p99, kl_max", "variants: nats");
+  command.json_key("same_top, ppl_ratio", "variants: share of equal most likely tokens; perplexity over the base's");
+  command.json_key("kl_mean_ci, same_top_ci, ppl_ratio_ci", "variants: [low, high], 95 %");
+  command.action([options] { return compare(*options); });
+}
+
+}  // namespace oscar::cli
