@@ -93,6 +93,8 @@ struct FitReport {  // per layer and head: what the fit expects
   };
   std::vector<Row> rows;
   std::vector<std::string> warnings;
+  bool go = true;       // false: some head's key rounding error exceeds what tells its keys apart (k - RoPE-rotated mean)
+  std::string verdict;  // one sentence: "go...", or "no-go..." with the layers concerned
 };
 Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* report);
 

@@ -1,0 +1,252 @@
+// The fit: moments in, artifact out. Everything here is deterministic, so equal moments give equal bytes.
+#include <algorithm>
+#include <cmath>
+
+#include "fit_clip.h"
+#include "fit_quality.h"
+#include "fit_rotation.h"
+#include "objective.h"
+#include "oscar/artifact/artifact.h"
+#include "oscar/artifact/rotation_zoo.h"
+#include "oscar/base/error.h"
+#include "oscar/method/moments_json.h"
+#include "oscar/version.h"
+
+namespace oscar {
+namespace {
+
+constexpr double kUselessError = 1.0;    // rounding error above the keys' own variation: nothing of them survives
+constexpr double kHighError = 0.5;       // far above what 2 bits cost a well-behaved row (0.10 to 0.25)
+constexpr double kLargeMeanShare = 0.5;  // more than half of the keys' energy is one constant
+constexpr double kSharedPenalty = 1.5;   // a layer-wide rotation this much worse than one per head is worth a word
+
+using Heads = std::span<const HeadMoments>;
+
+void check_recipe(const Recipe& recipe) {
+  if (recipe.codec != "int2") fail("codec '{}' cannot be fitted; int2 can", recipe.codec);
+  if (is_value_objective(recipe.k_objective)) {
+    fail("k_objective '{}' is for values; use qqt, ktk or hadamard with a composition, as in qqt_r_h_pbr", recipe.k_objective);
+  }
+  if (is_key_objective(recipe.v_objective)) {
+    fail("v_objective '{}' is for keys; use sst, oot, vtv or hadamard with a composition, as in sst_r_h_pbr",
+         recipe.v_objective);
+  }
+  if (recipe.v_mean == MeanMode::rope) fail("v_mean is 'rope'; values have no rotary embedding, only none and static work");
+}
+
+void check_heads(const LayerShape& shape, Heads heads, std::int64_t token_floor) {
+  if (heads.size() != static_cast<std::size_t>(shape.n_head_kv)) {
+    fail("layer {}: the moments hold {} KV heads of {}", shape.layer, heads.size(), shape.n_head_kv);
+  }
+  for (const HeadMoments& head : heads) {
+    if (head.tokens < token_floor) {
+      fail("layer {}: calibration saw {} tokens, but at least {} are needed: calibrate on more text", shape.layer, head.tokens,
+           token_floor);
+    }
+    if (head.sample_positions != heads.front().sample_positions) fail("layer {}: its heads saw different tokens", shape.layer);
+    const auto n = static_cast<Eigen::Index>(head.sample_positions.size());
+    if (head.k_samples.rows() != n || head.v_samples.rows() != n || head.q_moment.rows() != shape.k_dim ||
+        head.v_moment.rows() != shape.v_dim) {
+      fail("layer {}: its moments or samples do not have the layer's shape", shape.layer);
+    }
+  }
+}
+
+void fit_means(Heads heads, LayerArtifact& layer) {
+  const auto n = static_cast<Eigen::Index>(heads.size());
+  layer.k_mean_pre_rope.resize(n, layer.shape.k_dim);
+  layer.k_mean.resize(n, layer.shape.k_dim);
+  layer.v_mean.resize(n, layer.shape.v_dim);
+  for (Eigen::Index h = 0; h < n; ++h) {
+    const HeadMoments& head = heads[static_cast<std::size_t>(h)];
+    const auto tokens = static_cast<double>(std::max<std::int64_t>(1, head.tokens));
+    layer.k_mean_pre_rope.row(h) = (head.k_pre_sum / tokens).cast<float>();
+    layer.k_mean.row(h) = (head.k_sum / tokens).cast<float>();
+    layer.v_mean.row(h) = (head.v_sum / tokens).cast<float>();
+  }
+}
+
+// One threshold per rotation. `samples_of(h)`: the head's rows as the codec's clipping step sees them.
+template <class SamplesOf>
+std::vector<float> fit_clips(std::size_t n_heads, const Recipe& recipe, SamplesOf samples_of) {
+  std::vector<float> clips;
+  std::vector<ClipSamples> pool;
+  for (std::size_t h = 0; h < n_heads; ++h) {
+    pool.push_back(samples_of(h));
+    if (!recipe.per_head && h + 1 < n_heads) continue;
+    clips.push_back(fit_clip(pool, recipe.group_size));
+    pool.clear();
+  }
+  return clips;
+}
+
+std::vector<float> fit_key_clips(Heads heads, const LayerArtifact& layer, const Recipe& recipe) {
+  return fit_clips(heads.size(), recipe, [&](std::size_t h) {
+    const HeadMoments& head = heads[h];
+    const MatrixF& rotation = layer.k_rotation[recipe.per_head ? h : 0];
+    const MatrixD basis = rotation.cast<double>();
+    const MatrixF rows = centred_keys(head.k_samples, head.sample_positions, layer, static_cast<int>(h), recipe.k_mean);
+    return ClipSamples{rows * rotation, basis.transpose() * normalised_moment(head, "qqt", layer.shape.layer) * basis};
+  });
+}
+
+std::vector<float> fit_value_clips(Heads heads, const LayerArtifact& layer, const Recipe& recipe) {
+  return fit_clips(heads.size(), recipe, [&](std::size_t h) {
+    MatrixF rows = heads[h].v_samples;
+    if (recipe.v_mean == MeanMode::statical) rows.rowwise() -= layer.v_mean.row(static_cast<Eigen::Index>(h));
+    return ClipSamples{rows * layer.v_rotation[recipe.per_head ? h : 0], MatrixD()};
+  });
+}
+
+LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& recipe, std::vector<std::string>* warnings) {
+  LayerArtifact layer;
+  layer.shape = shape;
+  fit_means(heads, layer);
+  FittedRotations k = fit_rotations(heads, parse_objective(recipe.k_objective), shape.k_dim, recipe.per_head, shape.layer);
+  FittedRotations v = fit_rotations(heads, parse_objective(recipe.v_objective), shape.v_dim, recipe.per_head, shape.layer);
+  layer.k_rotation = std::move(k.rotation);
+  layer.v_rotation = std::move(v.rotation);
+  layer.k_eigenvalues = std::move(k.eigenvalues);
+  layer.v_eigenvalues = std::move(v.eigenvalues);
+  if (warnings != nullptr) {
+    warnings->insert(warnings->end(), k.warnings.begin(), k.warnings.end());
+    warnings->insert(warnings->end(), v.warnings.begin(), v.warnings.end());
+  }
+  const std::size_t matrices = layer.k_rotation.size();
+  layer.clip_k = recipe.clip_k ? std::vector<float>(matrices, *recipe.clip_k) : fit_key_clips(heads, layer, recipe);
+  layer.clip_v = recipe.clip_v ? std::vector<float>(matrices, *recipe.clip_v) : fit_value_clips(heads, layer, recipe);
+  return layer;
+}
+
+std::string flag_of(const HeadQuality& quality, const Recipe& recipe) {
+  std::vector<std::string> reasons;
+  const bool mean_kept = recipe.k_mean != MeanMode::rope;
+  if (quality.mean_share > kLargeMeanShare && mean_kept) {
+    reasons.push_back(fmt::format("{:.1f} % of the key energy is its mean", 100.0 * quality.mean_share));
+  }
+  if (quality.k_varying_error > kUselessError) {
+    reasons.push_back(fmt::format("key rounding error is {:.1f} times the keys' own variation", quality.k_varying_error));
+  } else if (quality.k_varying_error > kHighError) {
+    reasons.push_back(fmt::format("key rounding error is {:.2f} of the keys' own variation", quality.k_varying_error));
+  }
+  if (quality.v_error > kHighError)
+    reasons.push_back(fmt::format("value rounding error is {:.2f} of the values", quality.v_error));
+  if (reasons.empty()) return {};
+  if (mean_kept && quality.mean_share > kLargeMeanShare)
+    reasons.emplace_back("remove the mean (k_mean rope) or keep this layer at 16 bit");
+  return fmt::format("{}", fmt::join(reasons, "; "));
+}
+
+// A layer-wide rotation against one per head, thresholds fitted for each.
+void compare_with_per_head(const LayerShape& shape, Heads heads, const Recipe& recipe, const std::vector<HeadQuality>& shared,
+                           FitReport& report) {
+  Recipe own = recipe;
+  own.per_head = true;
+  const std::vector<HeadQuality> per_head = measure(fit_layer(shape, heads, own, nullptr), own, heads);
+  double k_shared = 0;
+  double k_own = 0;
+  double v_shared = 0;
+  double v_own = 0;
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    k_shared += shared[h].k_error;
+    k_own += per_head[h].k_error;
+    v_shared += shared[h].v_error;
+    v_own += per_head[h].v_error;
+  }
+  const auto warn = [&](const char* what, double with_shared, double with_own) {
+    if (with_shared <= kSharedPenalty * with_own) return;
+    report.warnings.push_back(fmt::format(
+        "layer {}: one rotation for all KV heads leaves a {} error of {:.3f}, one per head {:.3f}: use per-head rotations",
+        shape.layer, what, with_shared / static_cast<double>(heads.size()), with_own / static_cast<double>(heads.size())));
+  };
+  warn("key", k_shared, k_own);
+  warn("value", v_shared, v_own);
+}
+
+void report_layer(const LayerArtifact& layer, Heads heads, const Recipe& recipe, FitReport& report) {
+  const std::vector<HeadQuality> quality = measure(layer, recipe, heads);
+  const std::vector<double> overlaps = head_overlaps(heads, layer.shape.layer);
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    FitReport::Row row;
+    row.layer = layer.shape.layer;
+    row.head = static_cast<int>(h);
+    row.k_error = quality[h].k_error;
+    row.v_error = quality[h].v_error;
+    row.mean_share = quality[h].mean_share;
+    row.head_overlap = overlaps[h];
+    row.clip_k = layer.clip_k[layer.clip_k.size() == 1 ? 0 : h];
+    row.clip_v = layer.clip_v[layer.clip_v.size() == 1 ? 0 : h];
+    row.flag = flag_of(quality[h], recipe);
+    if (quality[h].k_varying_error > kUselessError) report.go = false;
+    report.rows.push_back(std::move(row));
+  }
+  if (!recipe.per_head && heads.size() > 1) compare_with_per_head(layer.shape, heads, recipe, quality, report);
+}
+
+void conclude(FitReport& report) {
+  std::vector<int> layers;
+  std::size_t flagged = 0;
+  for (const FitReport::Row& row : report.rows) {
+    if (row.flag.empty()) continue;
+    ++flagged;
+    if (layers.empty() || layers.back() != row.layer) layers.push_back(row.layer);
+  }
+  const std::string where =
+      fmt::format("{} of {} heads worrying, in layers {}", flagged, report.rows.size(), fmt::join(layers, ", "));
+  if (!report.go) {
+    report.verdict = "no-go: the keys of some heads would not survive 2 bits; " + where;
+  } else {
+    report.verdict = flagged == 0 ? "go: no head is worrying" : "go, with care: " + where;
+  }
+}
+
+std::int64_t fewest_tokens(const ModelMoments& moments) {
+  std::int64_t fewest = -1;
+  for (const auto& heads : moments.layers) {
+    if (!heads.empty() && (fewest < 0 || heads.front().tokens < fewest)) fewest = heads.front().tokens;
+  }
+  return fewest;
+}
+
+}  // namespace
+
+Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* report) {
+  check_recipe(options.recipe);
+  if (moments.shapes.size() != moments.layers.size()) {
+    fail("the moments hold {} layers and {} shapes", moments.layers.size(), moments.shapes.size());
+  }
+  const std::int64_t tokens = fewest_tokens(moments);
+  if (tokens < 0) fail("the moments hold no full-attention layer: there is nothing to fit");
+
+  FitReport own;
+  FitReport& notes = report != nullptr ? *report : own;
+  notes = {};
+  Artifact artifact;
+  artifact.model = {moments.model_fingerprint, moments.architecture, moments.model_name, moments.n_layer};
+  artifact.recipe = options.recipe;
+  artifact.date = moments.date;
+  artifact.tool_version = version();
+  for (std::size_t i = 0; i < moments.shapes.size(); ++i) {
+    const LayerShape& shape = moments.shapes[i];
+    if (moments.layers[i].empty()) {
+      if (!shape.sliding_window) fail("layer {}: its moments are missing", shape.layer);
+      artifact.layers.emplace_back().shape = shape;
+      continue;
+    }
+    const Heads heads(moments.layers[i]);
+    check_heads(shape, heads, options.token_floor);
+    artifact.layers.push_back(fit_layer(shape, heads, options.recipe, &notes.warnings));
+    if (report != nullptr) report_layer(artifact.layers.back(), heads, options.recipe, notes);
+  }
+  conclude(notes);
+
+  artifact.provenance["tokens"] = tokens;
+  artifact.provenance["sources"] = nlohmann::json::array();
+  for (const TextSource& source : moments.sources) {
+    artifact.provenance["sources"].push_back(to_json(source));
+  }
+  validate(artifact);
+  return artifact;
+}
+
+}  // namespace oscar
