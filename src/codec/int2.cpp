@@ -94,7 +94,7 @@ class Int2Codec final : public Codec {
     const std::uint8_t* in = code.data() + size_of(kv_head) * head_bytes_;
     for (int begin = 0; begin < config_.head_dim; begin += config_.group_size) {
       const std::size_t bytes = size_of(std::min(config_.group_size, config_.head_dim - begin)) / 4;
-      int2_unpack(in, bytes, load_half(in + bytes), load_half(in + bytes + 2), out.data() + begin);
+      kernels_.unpack(in, bytes, {load_half(in + bytes), load_half(in + bytes + 2)}, out.data() + begin);
       in += bytes + 4;
     }
   }
@@ -230,7 +230,7 @@ class Int2Codec final : public Codec {
     if (matrices.empty()) {
       std::copy_n(x, config_.head_dim, y);
     } else {
-      row_times_matrix(x, pick(matrices, h).data(), config_.head_dim, y);
+      kernels_.row_times_matrix(x, pick(matrices, h).data(), config_.head_dim, y);
     }
   }
   void rotate(const std::vector<MatrixF>& matrices, int h, const HeadBuffer& x, HeadBuffer& y) const {
@@ -253,13 +253,18 @@ class Int2Codec final : public Codec {
       const auto [low, high] = std::minmax_element(y + begin, y + begin + n);
       const std::uint16_t lo = float_to_half(*low);
       const std::uint16_t step = float_to_half((*high - *low) / 3.0F);
-      stats.saturated += int2_pack(y + begin, n, {half_to_float(step), half_to_float(lo)}, out);
+      if (step == 0) {
+        std::fill_n(out, n / 4, std::uint8_t{0});
+      } else {
+        stats.saturated += kernels_.pack(y + begin, n, {half_to_float(step), half_to_float(lo)}, out);
+      }
       store_half(out + n / 4, step);
       store_half(out + n / 4 + 2, lo);
       out += n / 4 + 4;
     }
   }
 
+  const RowKernels& kernels_ = row_kernels();
   Int2Config config_;
   std::vector<MatrixF> inverse_;  // transposed rotations
   std::vector<std::pair<std::size_t, std::size_t>> pairs_;

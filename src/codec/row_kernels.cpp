@@ -1,6 +1,7 @@
 #include "codec/row_kernels.h"
 
 #include <algorithm>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -54,7 +55,13 @@ template <std::size_t kWidth>
   return outside;
 }
 
-void unpack_scalar(const std::uint8_t* codes, std::size_t n_bytes, float step, float lo, float* y) {
+void multiply_baseline(const float* x, const float* m, int dim, float* y) { multiply<32>(x, m, dim, y); }
+
+std::size_t pack_baseline(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) { return pack(y, n, grid, codes); }
+
+void unpack_baseline(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y) {
+  const float lo = grid.lo;
+  const float step = grid.step;
   const float level[4] = {lo, lo + step, lo + step * 2.0F, lo + step * 3.0F};
   for (std::size_t i = 0; i < n_bytes; ++i) {
     const unsigned byte = codes[i];
@@ -66,20 +73,19 @@ void unpack_scalar(const std::uint8_t* codes, std::size_t n_bytes, float step, f
 }
 
 #if defined(__x86_64__)
-const bool kHasAvx2 = __builtin_cpu_supports("avx2") != 0;
-
 OSCAR_TARGET_AVX2 void multiply_avx2(const float* x, const float* m, int dim, float* y) { multiply<64>(x, m, dim, y); }
 
 OSCAR_TARGET_AVX2 std::size_t pack_avx2(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) {
   return pack(y, n, grid, codes);
 }
 
-OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_bytes, float step, float lo, float* y) {
+OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y) {
   // vpermps looks at three index bits; the four levels stand twice in the table, so the next code's low bit does no harm.
-  const float l1 = lo + step;
-  const float l2 = lo + step * 2.0F;
-  const float l3 = lo + step * 3.0F;
-  const __m256 levels = _mm256_setr_ps(lo, l1, l2, l3, lo, l1, l2, l3);
+  const float l0 = grid.lo;
+  const float l1 = grid.lo + grid.step;
+  const float l2 = grid.lo + grid.step * 2.0F;
+  const float l3 = grid.lo + grid.step * 3.0F;
+  const __m256 levels = _mm256_setr_ps(l0, l1, l2, l3, l0, l1, l2, l3);
   const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
   const __m256i high = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
   std::size_t i = 0;
@@ -90,35 +96,22 @@ OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_byte
     _mm256_storeu_ps(y + 4 * i, _mm256_permutevar8x32_ps(levels, _mm256_srlv_epi32(bits, low)));
     _mm256_storeu_ps(y + 4 * i + 8, _mm256_permutevar8x32_ps(levels, _mm256_srlv_epi32(bits, high)));
   }
-  unpack_scalar(codes + i, n_bytes - i, step, lo, y + 4 * i);
+  unpack_baseline(codes + i, n_bytes - i, grid, y + 4 * i);
 }
 #endif
 
 }  // namespace
 
-void row_times_matrix(const float* x, const float* m, int dim, float* y) {
+std::span<const RowKernels> row_kernel_sets() {
+  static const std::vector<RowKernels> sets = [] {
+    std::vector<RowKernels> usable;
 #if defined(__x86_64__)
-  if (kHasAvx2) return multiply_avx2(x, m, dim, y);
+    if (__builtin_cpu_supports("avx2") != 0) usable.push_back({"avx2", multiply_avx2, unpack_avx2, pack_avx2});
 #endif
-  multiply<32>(x, m, dim, y);
-}
-
-void int2_unpack(const std::uint8_t* codes, std::size_t n_bytes, float step, float lo, float* y) {
-#if defined(__x86_64__)
-  if (kHasAvx2) return unpack_avx2(codes, n_bytes, step, lo, y);
-#endif
-  unpack_scalar(codes, n_bytes, step, lo, y);
-}
-
-std::size_t int2_pack(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) {
-  if (grid.step == 0.0F) {
-    std::fill_n(codes, n / 4, std::uint8_t{0});
-    return 0;
-  }
-#if defined(__x86_64__)
-  if (kHasAvx2) return pack_avx2(y, n, grid, codes);
-#endif
-  return pack(y, n, grid, codes);
+    usable.push_back({"baseline", multiply_baseline, unpack_baseline, pack_baseline});
+    return usable;
+  }();
+  return sets;
 }
 
 }  // namespace oscar
