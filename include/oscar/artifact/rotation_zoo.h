@@ -28,10 +28,13 @@ void write_rotation_file(const RotationFile& file, const std::filesystem::path& 
 bool is_key_objective(const std::string& objective);    // qqt, ktk
 bool is_value_objective(const std::string& objective);  // sst, oot, vtv
 
-// K and V files -> artifact without means (k_mean none) and with the published clips unless given. Swapped files are caught
-// by their objectives. `reference`, when given (e.g. from a GGUF or an artifact), supplies geometry that must match.
+// K and V files -> artifact without means (k_mean none) and with the published clips (0.96, 0.92; Recipe::clip_k and clip_v
+// override them). Swapped files are caught by their objectives. `shapes` (from a GGUF or an artifact) is the model's geometry:
+// every full-attention layer must be in both files with its head size, and the files must hold no other layer. When only one
+// of the files is per head, the other's matrix is repeated for every head.
 Artifact artifact_from_rotation_files(const RotationFile& k, const RotationFile& v, const std::vector<LayerShape>& shapes,
                                       const ModelInfo& model);
+// K and V. The format holds rotations and eigenvalues only: means, clips and provenance stay behind.
 std::pair<RotationFile, RotationFile> rotation_files_from_artifact(const Artifact& artifact);
 
 }  // namespace oscar
