@@ -28,6 +28,7 @@ class Delegate : public ::testing::TestWithParam<Case> {
     EXPECT_EQ(stats.at("mode"), "delegate");
     EXPECT_EQ(stats.at("attention_bypassed"), 0);
     EXPECT_GT(stats.at("graphs").get<int>(), 0);
+    EXPECT_EQ(stats.at("attention_delegated"), stats.at("graphs").get<int>() * GetParam().model->n_layer);
   }
 
   Scratch scratch_;

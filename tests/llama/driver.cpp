@@ -10,6 +10,9 @@
 //             parts are interleaved token by token; chunk: tokens per llama_decode call; logits: rows wanted per part, from its
 //             end
 //   greedy    seq, pos, count: continues from the last row of logits with the most likely token
+//   observe   on: adds up the squares of attention inputs and outputs from now on ("observe": true in the context step slices
+//             every graph at its attention); the result of the step that switches it off holds {layer: {q, o}}, each
+//             [n_head_kv][head_dim], summed over tokens and the query heads of a KV head
 //   empty     a batch of zero tokens (its return code is a result, not an error)
 //   rm, cp, add, keep, clear      the llama_memory_* calls; seq, from, to, p0, p1, delta, data
 //   save, load    file, seq (absent: the whole context)
@@ -32,6 +35,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llama/text.h"
@@ -159,6 +164,12 @@ class Driver {
     params.n_threads = params.n_threads_batch = threads_;
     params.type_k = parse_type(step.value("type_k", "f16"));
     params.type_v = parse_type(step.value("type_v", "f16"));
+    if (step.value("observe", false)) {
+      params.cb_eval = [](ggml_tensor* tensor, bool ask, void* self) {
+        return static_cast<Driver*>(self)->observe(tensor, ask);
+      };
+      params.cb_eval_user_data = this;
+    }
     const std::string flash = step.value("flash_attn", "on");
     params.flash_attn_type = flash == "on"    ? LLAMA_FLASH_ATTN_TYPE_ENABLED
                              : flash == "off" ? LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -166,6 +177,40 @@ class Driver {
     context_.reset(llama_init_from_model(model_.get(), params));
     if (!context_) fail("cannot create the context {}", step.dump());
     memory_ = llama_get_memory(context_.get());
+  }
+
+  // Called before (ask) and after every node; true for attention cuts the graph there.
+  bool observe(ggml_tensor* node, bool ask) {
+    const bool attention = std::string_view(ggml_op_name(node->op)) == "FLASH_ATTN_EXT";
+    if (ask || !attention || !observing_) return ask ? attention : true;
+    const ggml_tensor* root = node->src[1];
+    while (root->view_src != nullptr) root = root->view_src;
+    constexpr std::string_view kPrefix = "cache_k_l";
+    if (std::string_view(root->name).substr(0, kPrefix.size()) != kPrefix) fail("attention on {}, not on a cache", root->name);
+    json& layer = observed_[root->name + kPrefix.size()];
+    const std::int64_t n_head_kv = node->src[1]->ne[2];
+    add_squares(*node->src[0], n_head_kv, 1, 2, layer["q"]);
+    add_squares(*node, n_head_kv, 2, 1, layer["o"]);
+    return true;
+  }
+
+  static void add_squares(const ggml_tensor& rows, std::int64_t n_head_kv, int token_dim, int head_dim, json& sums) {
+    if (sums.is_null())
+      sums = std::vector(static_cast<std::size_t>(n_head_kv), std::vector(static_cast<std::size_t>(rows.ne[0]), 0.0));
+    auto totals = sums.get<std::vector<std::vector<double>>>();
+    const std::int64_t group = rows.ne[head_dim] / n_head_kv;
+    for (std::int64_t stream = 0; stream < rows.ne[3]; ++stream) {
+      for (std::int64_t token = 0; token < rows.ne[token_dim]; ++token) {
+        for (std::int64_t head = 0; head < rows.ne[head_dim]; ++head) {
+          const auto* row = reinterpret_cast<const float*>(
+              static_cast<const char*>(rows.data) + static_cast<std::size_t>(stream) * rows.nb[3] +
+              static_cast<std::size_t>(token) * rows.nb[token_dim] + static_cast<std::size_t>(head) * rows.nb[head_dim]);
+          std::vector<double>& total = totals[static_cast<std::size_t>(head / group)];
+          for (std::size_t d = 0; d < total.size(); ++d) total[d] += static_cast<double>(row[d]) * static_cast<double>(row[d]);
+        }
+      }
+    }
+    sums = totals;
   }
 
   int decode_entries(const Entry* entries, std::size_t n) {
@@ -279,6 +324,9 @@ class Driver {
       return decode(step);
     } else if (what == "greedy") {
       return greedy(step);
+    } else if (what == "observe") {
+      observing_ = step.at("on");
+      if (!observing_) return {{"observed", std::exchange(observed_, json::object())}};
     } else if (what == "empty") {
       return {{"code", decode_entries(nullptr, 0)}};
     } else if (what == "rm") {
@@ -326,6 +374,8 @@ class Driver {
   std::int64_t rows_ = 0;
   std::ofstream logits_;
   std::vector<float> last_row_;
+  bool observing_ = false;
+  json observed_ = json::object();
   std::map<std::uint64_t, std::vector<llama_token>> texts_;
 };
 

@@ -1,0 +1,247 @@
+// Moment capture on real models, against sums computed by other means.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "llama/harness.h"
+#include "llama/state_file.h"
+#include "oscar/base/half.h"
+#include "oscar/io/gguf.h"
+#include "oscar/method/moments.h"
+
+namespace oscar::testing {
+namespace {
+
+constexpr std::int64_t kWarmup = CollectorConfig{}.warmup_tokens;
+
+json begin(const ModelUnderTest& model, std::int64_t tokens, const std::string& resume = "") {
+  const GgufModel description = describe_model(Gguf(model.path()));
+  return {{"do", "capture_begin"},
+          {"model",
+           {{"fingerprint", description.fingerprint},
+            {"architecture", description.architecture},
+            {"name", model.name},
+            {"n_layer", description.n_layer},
+            {"sources", {{{"name", "words"}, {"sha256", std::string(64, 'a')}, {"tokens", tokens}}}}}},
+          {"resume", resume}};
+}
+json save(const std::string& file) { return {{"do", "capture_save"}, {"file", file}}; }
+const json kNewSequence = {{"do", "capture_sequence"}};
+const json kClear = {{"do", "clear"}};
+
+double distance(const MatrixD& a, const MatrixD& b) { return (a - b).norm() / a.norm(); }
+
+// Largest relative distance of any moment of any layer and head.
+double distance(const ModelMoments& a, const ModelMoments& b) {
+  EXPECT_EQ(a.shapes, b.shapes);
+  double worst = 0;
+  for (std::size_t l = 0; l < a.layers.size(); ++l) {
+    for (std::size_t h = 0; h < a.layers[l].size(); ++h) {
+      const HeadMoments& x = a.layers[l][h];
+      const HeadMoments& y = b.layers[l][h];
+      EXPECT_EQ(x.tokens, y.tokens);
+      EXPECT_EQ(x.queries, y.queries);
+      EXPECT_EQ(x.sample_positions, y.sample_positions);
+      for (const auto moment : {&HeadMoments::q_moment, &HeadMoments::k_moment, &HeadMoments::v_moment, &HeadMoments::o_moment,
+                                &HeadMoments::sst_moment}) {
+        worst = std::max(worst, distance(x.*moment, y.*moment));
+      }
+      for (const auto sum : {&HeadMoments::k_sum, &HeadMoments::k_pre_sum, &HeadMoments::v_sum})
+        worst = std::max(worst, distance(x.*sum, y.*sum));
+    }
+  }
+  return worst;
+}
+
+bool identical(const ModelMoments& a, const ModelMoments& b) {
+  if (distance(a, b) != 0.0) return false;
+  for (std::size_t l = 0; l < a.layers.size(); ++l) {
+    for (std::size_t h = 0; h < a.layers[l].size(); ++h) {
+      if (a.layers[l][h].sst_weight != b.layers[l][h].sst_weight || a.layers[l][h].k_samples != b.layers[l][h].k_samples)
+        return false;
+    }
+  }
+  return true;
+}
+
+// The first tokens are the warm-up, which is not counted: they get a batch of their own so that the observer can skip it.
+json captured_text(const ModelUnderTest& model, std::size_t tokens, const std::string& moments, const std::string& state) {
+  const auto warmup = static_cast<std::size_t>(kWarmup);
+  return {begin(model, static_cast<std::int64_t>(tokens)),
+          context({{"n_ctx", 1024}, {"observe", true}, {"swa_full", true}}),
+          kNewSequence,
+          decode(part(0, 80, 0, warmup), 1),
+          {{"do", "observe"}, {"on", true}},
+          decode(part(0, 80, warmup, tokens - warmup), 1, 200),
+          {{"do", "observe"}, {"on", false}},
+          save(moments),
+          {{"do", "save"}, {"seq", 0}, {"file", state}},
+          stats_step()};
+}
+
+class CaptureModels : public ::testing::TestWithParam<const ModelUnderTest*> {};
+
+// K and V against the saved cache, Q and O against a second run's attention tensors, seen through llama.cpp's own callback.
+TEST_P(CaptureModels, MomentsAreTheSumsOfWhatAttentionConsumed) {
+  const ModelUnderTest& model = *GetParam();
+  const Scratch scratch;
+  const std::size_t tokens = model.n_full < model.n_layer ? 700 : 400;  // past the window, where there is one
+  const json script = captured_text(model, tokens, scratch.file("moments"), scratch.file("state"));
+  const RunResult run = run_driver(scratch, model, script, {.mode = "capture"});
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  json plain = script;
+  plain.erase(7);  // the same run without capture
+  plain.erase(2);
+  plain.erase(0);
+  const RunResult stock = run_driver(scratch, model, plain, {.mode = "stock"});
+  ASSERT_EQ(stock.exit_code, 0) << stock.errors;
+  EXPECT_TRUE(same_bits(stock.logits, run.logits));
+  const json& observed = stock.result(4).at("observed");
+
+  const ModelMoments moments = load_moments(scratch.file("moments"));
+  ASSERT_EQ(moments.shapes.size(), static_cast<std::size_t>(model.n_layer));
+  ASSERT_EQ(moments.sources.size(), 1U);
+  EXPECT_EQ(moments.sources[0].tokens, static_cast<std::int64_t>(tokens));
+  const std::optional<StateFile> state =
+      model.n_full == model.n_layer ? std::make_optional<StateFile>(scratch.file("state")) : std::nullopt;
+  int full = 0;
+  for (std::size_t l = 0; l < moments.shapes.size(); ++l) {
+    const LayerShape& shape = moments.shapes[l];
+    SCOPED_TRACE("layer " + std::to_string(shape.layer));
+    if (shape.sliding_window) {
+      EXPECT_TRUE(moments.layers[l].empty());
+      continue;
+    }
+    ++full;
+    EXPECT_EQ(shape.n_head_kv, model.n_head_kv);
+    EXPECT_EQ(shape.k_dim, model.head_dim);
+    EXPECT_NE(shape.rope.pairing, RopePairing::none);
+    EXPECT_EQ(shape.rope.n_rot, model.head_dim);
+    ASSERT_EQ(moments.layers[l].size(), static_cast<std::size_t>(model.n_head_kv));
+    const json& squares = observed.at(std::to_string(shape.layer));
+    for (std::size_t h = 0; h < moments.layers[l].size(); ++h) {
+      const HeadMoments& head = moments.layers[l][h];
+      EXPECT_EQ(head.tokens, static_cast<std::int64_t>(tokens) - kWarmup);
+      EXPECT_EQ(head.queries, head.tokens * shape.n_head / shape.n_head_kv);
+      for (int d = 0; d < shape.k_dim; ++d) {
+        const double q = squares.at("q").at(h).at(static_cast<std::size_t>(d));
+        const double o = squares.at("o").at(h).at(static_cast<std::size_t>(d));
+        ASSERT_NEAR(head.q_moment(d, d), q, 1e-10 * q);
+        ASSERT_NEAR(head.o_moment(d, d), o, 1e-10 * o);
+      }
+      if (!state) continue;
+      MatrixD k_moment = MatrixD::Zero(shape.k_dim, shape.k_dim);
+      VectorD v_sum = VectorD::Zero(shape.v_dim);
+      for (std::size_t row = 0; row < state->positions.size(); ++row) {
+        if (state->positions[row] < kWarmup) continue;
+        const auto read = [&](const StateFile::Rows& rows, int dim) {
+          VectorD values(dim);
+          for (int d = 0; d < dim; ++d) {
+            std::uint16_t half = 0;
+            std::memcpy(&half,
+                        rows.bytes.data() + row * rows.row_bytes +
+                            2 * (h * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d)),
+                        2);
+            values[d] = static_cast<double>(half_to_float(half));
+          }
+          return values;
+        };
+        const VectorD k = read(state->k[l], shape.k_dim);
+        k_moment += k.transpose() * k;
+        v_sum += read(state->v[l], shape.v_dim);
+      }
+      EXPECT_LT(distance(k_moment, head.k_moment), 1e-12);
+      EXPECT_LT(distance(v_sum, head.v_sum), 1e-12);
+    }
+  }
+  EXPECT_EQ(full, model.n_full);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CaptureModels, ::testing::Values(&smollm2(), &qwen05b(), &gemma270m()), [](const auto& info) {
+  std::string name = info.param->name;
+  std::erase(name, '.');
+  return name;
+});
+
+// B6: threads and chunks. llama.cpp's own results depend on the chunk in the last bits, which its 8-bit products amplify.
+TEST(Capture, B6ThreadsAndChunks) {
+  const Scratch scratch;
+  const auto run = [&](int threads, std::size_t chunk) {
+    const std::string file = scratch.file("moments");
+    const RunResult result = run_driver(
+        scratch, smollm2(),
+        {begin(smollm2(), 500), context({{"n_ctx", 512}}), kNewSequence, decode(part(0, 81, 0, 500), 1, chunk), save(file)},
+        {.mode = "capture", .threads = threads});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return load_moments(file);
+  };
+  const ModelMoments base = run(2, 500);
+  EXPECT_TRUE(identical(base, run(1, 500)));
+  EXPECT_TRUE(identical(base, run(3, 500)));
+  const double other_chunk = distance(base, run(2, 33));
+  EXPECT_GT(other_chunk, 0.0);
+  EXPECT_LT(other_chunk, 0.02);
+}
+
+// B6: a run that was killed after a save and resumed from its file equals the one that was not.
+TEST(Capture, B6ResumeEqualsUninterrupted) {
+  const Scratch scratch;
+  const json first = decode(part(0, 82, 0, 300), 1);
+  const json second = decode(part(0, 83, 0, 200), 1);
+  const auto run = [&](const json& script) {
+    const RunResult result = run_driver(scratch, smollm2(), script, {.mode = "capture"});
+    ASSERT_EQ(result.exit_code, 0) << result.errors;
+  };
+  const json ctx = context({{"n_ctx", 512}});
+  run({begin(smollm2(), 500), ctx, kNewSequence, first, save(scratch.file("half")), kClear, kNewSequence, second,
+       save(scratch.file("whole"))});
+  run({begin(smollm2(), 200, scratch.file("half")), ctx, kNewSequence, second, save(scratch.file("resumed"))});
+  const ModelMoments whole = load_moments(scratch.file("whole"));
+  const ModelMoments resumed = load_moments(scratch.file("resumed"));
+  EXPECT_TRUE(identical(whole, resumed));
+  EXPECT_EQ(whole.layers[0][0].tokens, 500 - 2 * kWarmup);
+  ASSERT_EQ(whole.sources.size(), 1U);
+  ASSERT_EQ(resumed.sources.size(), 1U);
+  EXPECT_EQ(whole.sources[0].tokens, 500);
+  EXPECT_EQ(resumed.sources[0].tokens, 500);
+}
+
+TEST(Capture, MemoryStaysNearTheModelsOwn) {
+  const Scratch scratch;
+  const json text = decode(part(0, 84, 0, 1000), 1);
+  const json ctx = context({{"n_ctx", 1024}});
+  const RunResult stock = run_driver(scratch, smollm2(), {ctx, text, memory_step()}, {.mode = "stock"});
+  const RunResult run =
+      run_driver(scratch, smollm2(), {begin(smollm2(), 1000), ctx, text, save(scratch.file("moments")), memory_step()},
+                 {.mode = "capture"});
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  const auto own = stock.result(2).at("peak_kib").get<long>();
+  const auto ours = run.result(4).at("peak_kib").get<long>();
+  EXPECT_LT(ours - own, 300 * 1024);
+  RecordProperty("extra_kib", static_cast<int>(ours - own));
+}
+
+TEST(Capture, MistakesAreNamed) {
+  const Scratch scratch;
+  const auto error_of = [&](const json& script, const std::string& mode) {
+    const RunResult result = run_driver(scratch, smollm2(), script, {.mode = mode});
+    EXPECT_EQ(result.exit_code, 1);
+    return result.errors;
+  };
+  const json ctx = context({{"n_ctx", 256}});
+  EXPECT_NE(error_of({begin(smollm2(), 10)}, "exact").find("mode \"capture\""), std::string::npos);
+  EXPECT_NE(error_of({ctx, save(scratch.file("m"))}, "capture").find("has not begun"), std::string::npos);
+  EXPECT_NE(error_of({begin(smollm2(), 10), ctx, save(scratch.file("m"))}, "capture").find("no token"), std::string::npos);
+  EXPECT_NE(error_of({begin(smollm2(), 100), ctx, decode(part(0, 85, 0, 50)), kNewSequence, decode(part(0, 85, 50, 50)),
+                      save(scratch.file("m"))},
+                     "capture")
+                .find("clear the cache"),
+            std::string::npos);
+  json broken = begin(smollm2(), 10);
+  broken["model"].erase("fingerprint");
+  EXPECT_NE(error_of({broken}, "capture").find("fingerprint"), std::string::npos);
+  EXPECT_NE(error_of({begin(smollm2(), 10, scratch.file("none"))}, "capture").find("none"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace oscar::testing
