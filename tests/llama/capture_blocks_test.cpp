@@ -61,7 +61,8 @@ struct Batch {
     e.v_cache = v_cache.data();
     e.cells = cells;
     e.positions = positions;
-    e.rope = {.pairing = RopePairing::neox, .n_rot = kDim};
+    e.rope.pairing = RopePairing::neox;
+    e.rope.n_rot = kDim;
     e.last_visible = last_visible < 0 ? positions.back() + 1 : last_visible;
     return e;
   }

@@ -157,11 +157,12 @@ TEST_P(CaptureModels, MomentsAreTheSumsOfWhatAttentionConsumed) {
   EXPECT_EQ(full, model.n_full);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CaptureModels, ::testing::Values(&smollm2(), &qwen05b(), &gemma270m()), [](const auto& info) {
-  std::string name = info.param->name;
-  std::erase(name, '.');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Models, CaptureModels, ::testing::Values(&smollm2(), &qwen05b(), &gemma270m()),
+                         [](const auto& tested) {
+                           std::string name = tested.param->name;
+                           std::erase(name, '.');
+                           return name;
+                         });
 
 // B6: threads and chunks. llama.cpp's own results depend on the chunk in the last bits, which its 8-bit products amplify.
 TEST(Capture, B6ThreadsAndChunks) {

@@ -81,7 +81,7 @@ TEST_P(Delegate, ThreeSlotsStreams) { expect_identical(slots(GetParam().prompt /
 INSTANTIATE_TEST_SUITE_P(Models, Delegate,
                          ::testing::Values(Case{"smollm2", &smollm2(), 600}, Case{"qwen05b", &qwen05b(), 300},
                                            Case{"gemma270m", &gemma270m(), 640}, Case{"qwen15b", &qwen15b(), 120}),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& tested) { return tested.param.name; });
 
 }  // namespace
 }  // namespace oscar::testing

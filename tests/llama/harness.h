@@ -38,10 +38,10 @@ class Scratch {
 };
 
 struct RunOptions {
-  std::string mode = "stock";                      // stock: the plug-in is not loaded
-  std::string artifact;                            // empty: none given
-  std::map<std::string, std::string> environment;  // added to the child's; OSCAR_STRICT=1 unless given here
-  std::string plugin;                              // empty: the one just built
+  std::string mode = "stock";                        // stock: the plug-in is not loaded
+  std::string artifact{};                            // empty: none given
+  std::map<std::string, std::string> environment{};  // added to the child's; OSCAR_STRICT=1 unless given here
+  std::string plugin{};                              // empty: the one just built
   int threads = 2;
 };
 

@@ -222,7 +222,7 @@ TEST(SequencesShift, D10DroppedPieceAgreesWithStock) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, Sequences, ::testing::Values(Mode{"exact", "exact"}, Mode{"oscar", "oscar"}),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& tested) { return tested.param.name; });
 
 }  // namespace
 }  // namespace oscar::testing

@@ -16,7 +16,7 @@ struct Case {
   std::size_t prompt;
 };
 
-std::string case_name(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
+std::string case_name(const ::testing::TestParamInfo<Case>& tested) { return tested.param.name; }
 
 class Serve : public ::testing::TestWithParam<Case> {
  protected:
