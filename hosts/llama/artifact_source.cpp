@@ -1,0 +1,122 @@
+#include "artifact_source.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "oscar/base/error.h"
+#include "oscar/io/gguf.h"
+
+namespace oscar::llama {
+namespace {
+
+// Reading a model's header takes tens of milliseconds, and programs create several contexts of one model.
+std::string fingerprint_of(const std::filesystem::path& model) {
+  static std::mutex mutex;
+  static std::map<std::filesystem::path, std::string> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(model);
+  if (found != known.end()) return found->second;
+  return known.emplace(model, describe_model(Gguf(model)).fingerprint).first->second;
+}
+
+void add_model(std::vector<std::filesystem::path>& files, const std::string& path) {
+  std::error_code error;
+  if (!path.ends_with(".gguf") || !std::filesystem::is_regular_file(path, error)) return;
+  if (std::find(files.begin(), files.end(), path) == files.end()) files.emplace_back(path);
+}
+
+// Empty when every cache layer is one of the artifact's, with its geometry.
+std::string geometry_problem(const Artifact& artifact, std::span<const CacheGeometry> layers) {
+  for (const CacheGeometry& g : layers) {
+    const LayerArtifact* layer = artifact.find(g.layer);
+    if (layer == nullptr) return fmt::format("it has no layer {}, which this model caches", g.layer);
+    const LayerShape& s = layer->shape;
+    if (std::int64_t{s.n_head_kv} * s.k_dim != g.k_embd || std::int64_t{s.n_head_kv} * s.v_dim != g.v_embd) {
+      return fmt::format("its layer {} has {} KV heads of {} and {} dimensions, this model's rows have {} and {} values", g.layer, s.n_head_kv,
+                         s.k_dim, s.v_dim, g.k_embd, g.v_embd);
+    }
+  }
+  return {};
+}
+
+ArtifactChoice use(const std::filesystem::path& path, std::span<const std::string> fingerprints, std::span<const CacheGeometry> layers) {
+  ArtifactChoice choice;
+  choice.path = path;
+  try {
+    auto artifact = std::make_shared<const Artifact>(load_artifact(path));
+    if (!fingerprints.empty() && std::find(fingerprints.begin(), fingerprints.end(), artifact->model.fingerprint) == fingerprints.end()) {
+      choice.problem = fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}", path.string(),
+                                   artifact->model.fingerprint, fingerprints.front());
+    } else if (const std::string problem = geometry_problem(*artifact, layers); !problem.empty()) {
+      choice.problem = fmt::format("the artifact {} does not fit: {}", path.string(), problem);
+    } else {
+      choice.artifact = std::move(artifact);
+    }
+  } catch (const std::exception& e) {
+    choice.problem = e.what();
+  }
+  return choice;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> model_files() {
+  std::vector<std::filesystem::path> files;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const std::size_t path = line.find('/');
+    if (path != std::string::npos) add_model(files, line.substr(path));
+  }
+  if (!files.empty()) return files;
+  std::ifstream arguments("/proc/self/cmdline");
+  for (std::string argument; std::getline(arguments, argument, '\0');) add_model(files, argument);
+  return files;
+}
+
+ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeometry> layers) {
+  const std::vector<std::filesystem::path> models = model_files();
+  if (!config.artifact.empty()) {
+    std::vector<std::string> fingerprints;
+    try {
+      for (const auto& model : models) fingerprints.push_back(fingerprint_of(model));
+    } catch (const std::exception& e) {
+      return {nullptr, config.artifact, e.what()};
+    }
+    return use(config.artifact, fingerprints, layers);
+  }
+  ArtifactChoice last;
+  if (models.empty()) {
+    last.problem = "no artifact is named and the model's file cannot be found from inside this program; set OSCAR_ARTIFACT";
+  }
+  for (const auto& model : models) {
+    try {
+      const std::string fingerprint = fingerprint_of(model);
+      const auto path = find_artifact(model, "", fingerprint);
+      if (!path) {
+        last.problem = fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT", model.string(),
+                                   model.string());
+        continue;
+      }
+      ArtifactChoice choice = use(*path, std::span(&fingerprint, 1), layers);
+      if (choice.artifact) return choice;
+      last = std::move(choice);
+    } catch (const std::exception& e) {
+      last.problem = e.what();
+    }
+  }
+  return last;
+}
+
+Recipe effective_recipe(const Artifact& artifact, const Config& config) {
+  Recipe recipe = artifact.recipe;
+  if (config.k_mean) recipe.k_mean = *config.k_mean;
+  if (config.v_mean) recipe.v_mean = *config.v_mean;
+  if (config.clip_k) recipe.clip_k = config.clip_k;
+  if (config.clip_v) recipe.clip_v = config.clip_v;
+  return recipe;
+}
+
+}  // namespace oscar::llama
