@@ -23,11 +23,13 @@ DOCUMENT_START = "Before college the two main things I worked on"
 # Answered more than once between the 16-bit windows, that is, in coded rows.
 QUESTION = "Which computer did the author write his first programs for? Answer in one or two sentences."
 ANSWER_TOKENS = 96
+# An attention operation that escapes OSCAR ends the command.
+STRICT = {**os.environ, "OSCAR_STRICT": "1"}
 
 
 def oscar(*words):
-    """Runs an `oscar` command with the terminal as its output. A bypassed attention operation would be fatal in it."""
-    run([OSCAR, *words], env={**os.environ, "OSCAR_STRICT": "1"})
+    """Runs an `oscar` command with the terminal as its output."""
+    run([OSCAR, *words], env=STRICT)
 
 
 def document(model):
@@ -65,9 +67,11 @@ def answer(gguf, artifact, body, question, mode, folder):
     return json.loads(stats.read_text())
 
 
-def compared(gguf, artifact):
-    line = [OSCAR, "compare", "-m", gguf, "-f", CACHE / "texts" / "essays.txt", "-c", 4096, "--chunks", 1, "--from", 1024, "--oscar", artifact, "-o", "json"]
-    done = subprocess.run([str(word) for word in line], stdout=subprocess.PIPE, text=True, env={**os.environ, "OSCAR_STRICT": "1"})
+def compared(gguf, artifact, *more):
+    """What `oscar compare` says about 4096 tokens of evaluation text: exact rows against coded ones."""
+    line = [OSCAR, "compare", "-m", gguf, "-f", CACHE / "texts" / "essays.txt", "-c", 4096, "--chunks", 1, "--from", 1024,
+            "--oscar", artifact, "-o", "json", *more]
+    done = subprocess.run([str(word) for word in line], stdout=subprocess.PIPE, text=True, env=STRICT)
     if done.returncode != 0:
         raise Failure(f"oscar compare failed with status {done.returncode}, see above")
     return json.loads(done.stdout)
