@@ -243,7 +243,7 @@ TEST(Fit, B4OrthogonalHeadsAskForPerHeadRotations) {
   };
   for (std::int64_t t = 0; t < a.tokens(); ++t) {
     for (int h = 0; h < 8; ++h) {
-      fill(a.q_row(t, h), 16 * (h / 2), 1.0F, 1.0F);
+      fill(a.q_row(t, h), 16 * (h / 2), 3.0F, 0.5F);
       fill(a.o_row(t, h), 16 * (h / 2), 8.0F, 0.02F);
     }
     for (int h = 0; h < 4; ++h) {
