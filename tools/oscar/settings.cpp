@@ -193,8 +193,8 @@ std::filesystem::path find_plugin() {
     return fs::absolute(named);
   }
   const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-  // Beside the program; installed (bin and lib of one prefix); in the build tree.
-  for (const char* relative : {".", "../lib/oscar", "../lib", "../lib64/oscar", OSCAR_LIBDIR_FROM_BIN, "../../hosts/llama"}) {
+  // Beside the program, or installed (bin and lib of one prefix).
+  for (const char* relative : {".", "../lib/oscar", "../lib", "../lib64/oscar", OSCAR_LIBDIR_FROM_BIN}) {
     const fs::path candidate = here / relative / file;
     if (fs::is_regular_file(candidate)) return fs::canonical(candidate);
   }

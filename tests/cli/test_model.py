@@ -1,0 +1,164 @@
+"""run, calibrate, merge and compare on a real model, SmolLM2-135M. Small sizes: this is about the command, not about quality."""
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from cli import OSCAR, clean_environment, oscar
+
+MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"]) for name in ("MODEL", "CALIBRATION", "TEXT"))
+# 3 sequences, saved after each.
+SIZE = ["-c", "512", "-n", "1300", "--save-every", "1"]
+
+
+class Model(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        cls.artifact = cls.folder / "whole.oscar.safetensors"
+        cls.moments = cls.folder / "whole.moments.safetensors"
+        done = cls.calibrate("-o", cls.artifact, "--format", "json")
+        cls.calibrated = json.loads(done.stdout)
+
+    @staticmethod
+    def calibrate(*words, check=True):
+        done = oscar("calibrate", "-m", MODEL, "-f", CALIBRATION, *SIZE, *words, timeout=600)
+        if check and done.returncode != 0:
+            raise AssertionError(done.stderr)
+        return done
+
+    def run_model(self, *words, mode="oscar", **keywords):
+        stats = self.folder / "stats.json"
+        stats.unlink(missing_ok=True)
+        done = oscar("run", "-m", MODEL, "--oscar", self.artifact, "--mode", mode, "--stats-json", stats, *words, timeout=600, **keywords)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done, json.loads(stats.read_text())
+
+    def test_b5_calibration_reports_what_it_did(self):
+        r = self.calibrated
+        self.assertEqual((r["tokens"], len(r["heads"]), r["architecture"]), (1300, 30 * 3, "llama"))
+        self.assertEqual([(s["name"], s["tokens"]) for s in r["sources"]], [(CALIBRATION.name, 1300)])
+        self.assertTrue(all(0 < head["k_error"] < 1 and 0 < head["v_error"] < 1 for head in r["heads"]))
+        self.assertTrue(any("1300 tokens are few" in warning for warning in r["warnings"]))
+        inspected = json.loads(oscar("inspect", self.artifact, "-o", "json").stdout)
+        self.assertTrue(inspected["sound"])
+        self.assertEqual(inspected["digest"], r["digest"])
+        moments = json.loads(oscar("inspect", self.moments, "-o", "json").stdout)
+        self.assertEqual((moments["kind"], moments["tokens"]), ("moments", 1300))
+        # The first tokens of a sequence are not counted: their keys and values are outliers of their own.
+        self.assertTrue(all(1250 < row["tokens"] < 1300 for row in moments["rows"]), moments["rows"][0])
+
+    def test_b5_too_few_tokens_are_refused(self):
+        short = self.folder / "short.txt"
+        short.write_text("Twelve tokens are not enough to know a model by.")
+        done = oscar("calibrate", "-m", MODEL, "-f", short, "-o", self.folder / "short.oscar.safetensors")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the floor is 1024", done.stderr)
+
+    def test_b6_resumed_equals_uninterrupted(self):
+        """Killed by Ctrl-C after a checkpoint, resumed: byte-identical moments but for the date."""
+        output, moments = self.folder / "resumed.oscar.safetensors", self.folder / "resumed.moments.safetensors"
+        words = ["calibrate", "-m", MODEL, "-f", CALIBRATION, *SIZE, "-ub", "64", "-o", output]
+        process = subprocess.Popen([OSCAR, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=clean_environment())
+        deadline = time.monotonic() + 300
+        while not moments.exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1, err)
+        self.assertIn(f"--resume {moments}", err)
+        self.assertFalse(output.exists())
+        again = self.calibrate("-o", output, "--resume", moments, "--format", "json")
+        resumed = json.loads(again.stdout)
+        self.assertEqual(resumed["tokens"], 1300)
+        self.assertLess(resumed["run_tokens"], 1000)
+        for whole, part in zip(self.calibrated["heads"], resumed["heads"]):
+            self.assertAlmostEqual(whole["k_error"], part["k_error"], delta=0.02 * whole["k_error"])
+            self.assertAlmostEqual(whole["clip_k"], part["clip_k"], delta=0.02)
+
+    def test_merge_and_refit(self):
+        doubled = self.folder / "doubled.moments.safetensors"
+        done = oscar("merge", self.moments, self.moments, "-o", doubled)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2600 tokens", done.stdout)
+        output = self.folder / "layer.oscar.safetensors"
+        done = oscar("calibrate", "--from-moments", doubled, "-o", output, "--rotation", "layer", "--k-mean", "none", "--clip-k", "0.9",
+                     "--format", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        fitted = json.loads(done.stdout)
+        self.assertEqual((fitted["run_tokens"], fitted["recipe"]["rotation"], fitted["recipe"]["k_mean"]), (0, "layer", "none"))
+        self.assertEqual({row["rotations"] for row in json.loads(oscar("inspect", output, "-o", "json").stdout)["rows"]}, {1})
+
+    def test_run_answers_from_the_coded_cache(self):
+        document = self.folder / "document.txt"
+        document.write_text(TEXT.read_text()[:5000])
+        words = ["-f", document, "-p", "What is this text about? Answer in one sentence.", "-n", "12", "-c", "2048"]
+        done, coded = self.run_model(*words)
+        self.assertGreater(len(done.stdout.strip()), 10)
+        self.assertEqual(coded["generated_tokens"], len(coded["tokens"]))
+        self.assertGreater(coded["prompt_tokens"], 1000)
+        self.assertGreater(coded["attention_served"], 0)
+        self.assertEqual(coded["attention_bypassed"], 0)
+        self.assertGreater(coded["bits_per_element"], 2.0)
+        self.assertLess(coded["bits_per_element"], 3.0)
+        _, exact = self.run_model(*words, mode="exact")
+        done, plain = self.run_model(*words, mode="delegate")
+        stock, alone = self.run_model(*words, mode="stock")
+        self.assertEqual(stock.stdout, done.stdout)
+        self.assertEqual(alone["tokens"], plain["tokens"])
+        self.assertIsNone(alone["kv_bytes"])
+        self.assertEqual(plain["kv_bytes"], plain["kv_bytes_f16"])
+        self.assertEqual(plain["kv_bytes_f16"], 2048 * 30 * 3 * 64 * 2 * 2)
+        self.assertLess(coded["kv_bytes"], 0.75 * exact["kv_bytes"])
+
+    def test_chat_keeps_its_context(self):
+        done, stats = self.run_model("-cnv", "-n", "8", "-c", "512", stdin="My name is Ada.\nWhat is my name?\n\n")
+        self.assertEqual(len(done.stdout.strip().splitlines()) >= 2, True, done.stdout)
+        self.assertLessEqual(stats["generated_tokens"], 16)
+        self.assertGreater(stats["generated_tokens"], 2)
+
+    def test_run_refuses_a_prompt_that_does_not_fit(self):
+        done = oscar("run", "-m", MODEL, "--oscar", self.artifact, "-f", TEXT, "-c", "256")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the context has 256", done.stderr)
+
+    def compare(self, *words):
+        done = oscar("compare", "-m", MODEL, "--oscar", self.artifact, "-f", TEXT, "-c", "768", "--chunks", "1", "--from", "448", *words, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def test_compare_a_mode_with_itself_is_zero(self):
+        r = json.loads(self.compare("--mode-b", "exact", "-o", "json").stdout)
+        (v,) = r["variants"]
+        self.assertEqual(r["positions"], 768 - 448 - 1)
+        self.assertLess(abs(v["kl_max"]), 1e-9)
+        self.assertEqual((v["same_top"], v["ppl_ratio"], v["ppl_ratio_ci"]), (1.0, 1.0, [1.0, 1.0]))
+        self.assertGreater(v["attention_served"], 0)
+
+    def test_compare_variants_against_one_base(self):
+        r = json.loads(self.compare("--variant", "k_mean=none,v_mean=none", "--variant", "recent=600", "-o", "json").stdout)
+        self.assertEqual([v["name"] for v in r["variants"]], ["oscar", "k_mean=none,v_mean=none", "recent=600"])
+        coded, plain, nearly_exact = r["variants"]
+        for v in r["variants"]:
+            self.assertGreater(v["kl_mean"], 0)
+            self.assertTrue(v["kl_mean_ci"][0] <= v["kl_mean"] <= v["kl_mean_ci"][1])
+            self.assertLessEqual(v["kl_median"], v["kl_p99"])
+            self.assertLessEqual(v["kl_p99"], v["kl_max"])
+            self.assertEqual(v["attention_bypassed"], 0)
+        self.assertNotEqual(coded["kl_mean"], plain["kl_mean"])
+        # Rows 64..167 are the only ones that any judged query reads from codes.
+        self.assertLess(nearly_exact["kl_mean"], coded["kl_mean"])
+        self.assertIsNone(r["base"]["bits_per_element"])
+        text = self.compare().stdout
+        self.assertIn("| oscar ", text)
+        self.assertIn("319 positions from 448 on", text)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
