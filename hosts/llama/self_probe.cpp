@@ -33,9 +33,10 @@ std::string check_operations() {
   ggml_tensor* position = h.ggml_new_tensor_1d(c, GGML_TYPE_I32, 4);
   ggml_tensor* q = h.ggml_new_tensor_4d(c, GGML_TYPE_F32, 64, 4, 2, 1);
   ggml_tensor* kv = h.ggml_new_tensor_4d(c, GGML_TYPE_F16, 64, 8, 2, 1);
+  ggml_tensor* mask = h.ggml_new_tensor_4d(c, GGML_TYPE_F16, 8, 64, 1, 1);
   ggml_tensor* heads = h.ggml_new_tensor_4d(c, GGML_TYPE_F32, 64, 2, 4, 1);
   const ggml_tensor* set_rows = h.ggml_set_rows(c, half, rows, index);
-  const ggml_tensor* attention = h.ggml_flash_attn_ext(c, q, kv, kv, nullptr, 0.5F, 2.0F, 3.0F);
+  const ggml_tensor* attention = h.ggml_flash_attn_ext(c, q, kv, kv, mask, 0.5F, 2.0F, 3.0F);
   const ggml_tensor* rope = h.ggml_rope_ext(c, heads, position, nullptr, 32, GGML_ROPE_TYPE_NEOX, 77, 5.0F, 6.0F, 0.7F, 0.8F, 9.0F, 10.0F);
   const struct {
     const ggml_tensor* node;
@@ -59,7 +60,7 @@ std::string check_operations() {
   if (rope->op_params[1] != 32 || rope->op_params[4] != 77 || f[0] != 5.0F || f[1] != 6.0F || f[2] != 0.7F || f[3] != 0.8F) {
     return "the parameters of ROPE are laid out differently";
   }
-  if (set_rows->src[1] != index || root_of(set_rows) != half || attention->src[1] != kv || rope->src[1] != position) {
+  if (set_rows->src[1] != index || root_of(set_rows) != half || attention->src[1] != kv || attention->src[3] != mask || rope->src[1] != position) {
     return "operands of SET_ROWS, FLASH_ATTN_EXT or ROPE are ordered differently";
   }
   return {};
