@@ -38,7 +38,7 @@ class Pickle {
   struct View {
     std::string key = "0", storage = "FloatStorage";
     std::int32_t numel = 0, offset = 0;
-    std::vector<std::int32_t> shape, strides;
+    std::vector<std::int32_t> shape = {}, strides = {};
   };
   Pickle& tensor(const View& view) {
     raw("ctorch._utils\n_rebuild_tensor_v2\n((")
