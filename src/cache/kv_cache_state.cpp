@@ -67,9 +67,6 @@ void KvCache::import_row(int layer_index, bool is_k, std::int64_t cell, std::spa
   const RowStore& s = m.stores[store];
   if (in.size() != s.values) fail("a saved row has {} values; expected {}", in.size(), s.values);
   const StateRow row = parse_state_row(in, s.code_bytes, m.digest);
-  if (row.kind == StateRowKind::packed && !m.coded) {
-    fail("this saved state has coded rows, but the cache runs in exact mode; load the artifact, or process the text again");
-  }
   m.arrive(cell, store, row.kind, row.position);
   EncodeStats stats;
   switch (row.kind) {

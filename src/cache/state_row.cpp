@@ -79,6 +79,9 @@ StateRow parse_packed(std::span<const std::uint16_t> row, std::size_t code_bytes
       header.position > kMaxPosition || std::any_of(rest.begin(), rest.end(), [](std::uint8_t b) { return b != 0; })) {
     fail("this saved state is damaged: the checksum of a coded row does not match");
   }
+  if (code_bytes == 0) {
+    fail("this saved state has coded rows, but this cache runs in exact mode; load the artifact, or process the text again");
+  }
   if (header.digest != digest) {
     fail(
         "this saved state was made with calibration artifact {:016x}, but {:016x} is loaded; load that artifact, or process "

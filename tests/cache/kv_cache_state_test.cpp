@@ -123,7 +123,7 @@ TEST(State, D12_StateOfAnotherArtifactIsRefused) {
               HasSubstr("made with calibration artifact 0123456789abcdef"));
   for (std::int32_t p = 0; p < 50; ++p) expect_cell_holds(target, 100 + p, 2, p);  // what was there is as it was
   KvCache exact(256, {4, 16, 8}, exact_layers());
-  EXPECT_THAT(refusal([&] { load(exact, state, range(0, 100)); }), HasSubstr("coded rows"));
+  EXPECT_THAT(refusal([&] { load(exact, state, range(0, 100)); }), HasSubstr("exact mode"));
 }
 
 TEST(State, D12_DamagedRowsAreRefusedAndTheCellIsEmpty) {
@@ -139,7 +139,8 @@ TEST(State, D12_DamagedRowsAreRefusedAndTheCellIsEmpty) {
         damaged[store][0][bit / 16] = static_cast<std::uint16_t>(damaged[store][0][bit / 16] ^ (1U << (bit % 16)));
         KvCache target(8, {4, 16, 8}, coded_layers());
         target.set_state_digest(kDigest);
-        ASSERT_THAT(refusal([&] { load(target, damaged, range(2, 1)); }), HasSubstr("damaged"))
+        ASSERT_THAT(refusal([&] { load(target, damaged, range(2, 1)); }),
+                    testing::AnyOf(HasSubstr("damaged"), HasSubstr("version")))
             << "cell " << cell << " bit " << bit;
         ASSERT_THAT(refusal([&] {
                       if (target.position(2) >= 0 || target.has_exact(2)) target.set_members(0, range(2, 1));

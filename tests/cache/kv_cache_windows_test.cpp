@@ -75,7 +75,8 @@ TEST(Windows, D1_FiveThousandSingleSteps) {
     ASSERT_TRUE(!w.exact(r, 5000) || cache.has_exact(r));
   }
   EXPECT_EQ(exact, 128);
-  EXPECT_EQ(cache.memory().peak_exact_bytes, (64U + 128U + 64U + 1U) * kExactCellBytes);
+  // Slots are freed after a batch has got its own: at the peak, two batches stand beside the windows.
+  EXPECT_EQ(cache.memory().peak_exact_bytes, (64U + 128U + 64U + 1U + 1U) * kExactCellBytes);
 }
 
 // D4: the same text in chunks of 1, 7, 64 and all, alone and among others: every byte of both tiers is the same.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -27,11 +28,11 @@ std::string refusal(std::span<const std::uint16_t> row, std::size_t code_bytes, 
 // Oracle: the nearest of all finite binary16 values with an even pattern (or all of them), ties to the even one of the set.
 std::uint16_t nearest_half(float x, bool even_only) {
   const unsigned step = even_only ? 2 : 1;
+  const double magnitude = std::min(std::fabs(static_cast<double>(x)), 65536.0);
   std::uint16_t best = 0;
   double best_distance = std::numeric_limits<double>::infinity();
   for (unsigned h = 0; h < 0x7C00; h += step) {
-    const double distance =
-        std::fabs(std::fabs(static_cast<double>(x)) - static_cast<double>(half_to_float(static_cast<std::uint16_t>(h))));
+    const double distance = std::fabs(magnitude - static_cast<double>(half_to_float(static_cast<std::uint16_t>(h))));
     if (distance < best_distance || (distance == best_distance && h % (2 * step) == 0)) {
       best = static_cast<std::uint16_t>(h);
       best_distance = distance;

@@ -58,7 +58,7 @@ void export_coded_row(std::span<const std::uint8_t> code, std::int32_t position,
                       std::span<std::uint16_t> out);
 
 // Says what a nominal row holds. Throws Error for a packed row that is damaged, of another version, of another artifact than
-// `digest`, or whose code is not code_bytes long.
+// `digest`, or whose code is not code_bytes long (0: exact mode, every packed row is refused).
 StateRow parse_state_row(std::span<const std::uint16_t> row, std::size_t code_bytes, std::uint64_t digest);
 // Copies an exact row with its reserved bits cleared.
 void import_exact_row(std::span<const std::uint16_t> row, std::span<std::uint16_t> out);
