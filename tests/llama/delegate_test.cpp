@@ -1,6 +1,8 @@
 // Delegate mode only forwards: every logit must be bit-identical to stock llama.cpp, on every model, in every slot layout.
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "llama/harness.h"
 
 namespace oscar::testing {
@@ -11,6 +13,7 @@ struct Case {
   const ModelUnderTest* model;
   std::size_t prompt;  // tokens of the longest prompt
 };
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
 class Delegate : public ::testing::TestWithParam<Case> {
  protected:

@@ -13,19 +13,25 @@
 //   observe   on: adds up the squares of attention inputs and outputs from now on ("observe": true in the context step slices
 //             every graph at its attention); the result of the step that switches it off holds {layer: {q, o}}, each
 //             [n_head_kv][head_dim], summed over tokens and the query heads of a KV head
+//   store_only  width, head_dim, rows: a graph of our own that rotates rows, writes them into a cache of layer 0 and never
+//   attends; reports the
+//             largest difference between what was written and what is read back, relative to the largest value
 //   empty     a batch of zero tokens (its return code is a result, not an error)
 //   rm, cp, add, keep, clear      the llama_memory_* calls; seq, from, to, p0, p1, delta, data
 //   save, load    file, seq (absent: the whole context)
 //   stats, memory, configure (json), capture_begin (model, resume), capture_sequence, capture_save (file)
 // stdout: one JSON object {loaded, n_vocab, rows, results: [one per step]}. FILE: rows * n_vocab floats.
 #include <dlfcn.h>
+#include <ggml-alloc.h>
 #include <ggml-backend.h>
+#include <ggml.h>
 #include <llama.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -288,6 +294,84 @@ class Driver {
     return {{"tokens", chosen}};
   }
 
+  // Tensors of one kind, in a buffer of their own.
+  struct TensorBlock {
+    explicit TensorBlock(std::size_t n) : context(ggml_init({n * ggml_tensor_overhead(), nullptr, true})) {}
+    ~TensorBlock() {
+      ggml_backend_buffer_free(buffer);
+      ggml_free(context);
+    }
+    TensorBlock(const TensorBlock&) = delete;
+    TensorBlock& operator=(const TensorBlock&) = delete;
+    void allocate(ggml_backend_t backend) {
+      buffer = ggml_backend_alloc_ctx_tensors(context, backend);
+      if (buffer == nullptr) fail("cannot allocate tensors");
+    }
+    ggml_context* context;
+    ggml_backend_buffer_t buffer = nullptr;
+  };
+
+  json store_only(const json& step) {
+    const std::int64_t width = step.at("width");
+    const std::int64_t head_dim = step.at("head_dim");
+    const std::int64_t n = step.at("rows");
+    const std::unique_ptr<ggml_backend, void (*)(ggml_backend_t)> backend(
+        ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr), ggml_backend_free);
+    if (!backend) fail("there is no CPU backend");
+    TensorBlock cache(2);
+    ggml_tensor* k = ggml_new_tensor_3d(cache.context, GGML_TYPE_F16, width, 64, 1);
+    ggml_tensor* v = ggml_new_tensor_3d(cache.context, GGML_TYPE_F16, width, 64, 1);
+    ggml_set_name(k, "cache_k_l0");
+    ggml_set_name(v, "cache_v_l0");
+    cache.allocate(backend.get());
+    ggml_backend_buffer_clear(cache.buffer, 0);
+    TensorBlock inputs(3);
+    ggml_tensor* rows = ggml_new_tensor_2d(inputs.context, GGML_TYPE_F32, width, n);
+    ggml_tensor* cells = ggml_new_tensor_1d(inputs.context, GGML_TYPE_I64, n);
+    ggml_tensor* positions = ggml_new_tensor_1d(inputs.context, GGML_TYPE_I32, n);
+    inputs.allocate(backend.get());
+    std::vector<float> values(static_cast<std::size_t>(width * n));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(static_cast<int>(i * 7919 % 2003) - 1001) / 1001.0F;
+    std::vector<std::int64_t> targets;
+    std::vector<std::int32_t> at;
+    for (std::int64_t i = 0; i < n; ++i) {
+      targets.push_back(2 * i + 1);
+      at.push_back(static_cast<std::int32_t>(i));
+    }
+    ggml_backend_tensor_set(rows, values.data(), 0, values.size() * sizeof(float));
+    ggml_backend_tensor_set(cells, targets.data(), 0, targets.size() * sizeof(std::int64_t));
+    ggml_backend_tensor_set(positions, at.data(), 0, at.size() * sizeof(std::int32_t));
+
+    double worst = 0;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const std::unique_ptr<ggml_context, void (*)(ggml_context*)> work(ggml_init({std::size_t{1} << 20, nullptr, true}),
+                                                                        ggml_free);
+      ggml_cgraph* graph = ggml_new_graph(work.get());
+      ggml_tensor* heads = ggml_reshape_3d(work.get(), rows, head_dim, width / head_dim, n);
+      ggml_tensor* rotated = ggml_rope(work.get(), heads, positions, static_cast<int>(head_dim), GGML_ROPE_TYPE_NORMAL);
+      ggml_build_forward_expand(graph, ggml_set_rows(work.get(), k, ggml_reshape_2d(work.get(), rotated, width, n), cells));
+      ggml_build_forward_expand(graph, ggml_set_rows(work.get(), v, rows, cells));
+      const std::unique_ptr<ggml_gallocr, void (*)(ggml_gallocr_t)> allocator(
+          ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend.get())), ggml_gallocr_free);
+      if (!ggml_gallocr_alloc_graph(allocator.get(), graph)) fail("cannot allocate the graph");
+      if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) fail("the graph failed");
+      for (const ggml_tensor* tensor : {k, v}) {
+        std::vector<ggml_fp16_t> row(static_cast<std::size_t>(width));
+        // Position 0 is not rotated: K can be compared there without computing RoPE.
+        for (std::int64_t i = 0; i < (tensor == k ? 1 : n); ++i) {
+          ggml_backend_tensor_get(tensor, row.data(),
+                                  static_cast<std::size_t>(targets[static_cast<std::size_t>(i)] * width) * 2, row.size() * 2);
+          for (std::size_t d = 0; d < row.size(); ++d) {
+            const float difference = ggml_fp16_to_fp32(row[d]) - values[static_cast<std::size_t>(i * width) + d];
+            worst = std::max(worst, std::abs(static_cast<double>(difference)));
+          }
+        }
+      }
+    }
+    return {{"worst", worst}};
+  }
+
   json save(const json& step) {
     const std::string file = step.at("file");
     if (!step.contains("seq")) {
@@ -301,12 +385,14 @@ class Driver {
 
   json load(const json& step) {
     const std::string file = step.at("file");
+    // Without room for tokens, llama.cpp only looks at the file and restores nothing.
+    std::vector<llama_token> none(1);
     std::size_t count = 0;
     bool ok = false;
     if (step.contains("seq")) {
-      ok = llama_state_seq_load_file(context_.get(), file.c_str(), step.at("seq"), nullptr, 0, &count) != 0;
+      ok = llama_state_seq_load_file(context_.get(), file.c_str(), step.at("seq"), none.data(), none.size(), &count) != 0;
     } else {
-      ok = llama_state_load_file(context_.get(), file.c_str(), nullptr, 0, &count);
+      ok = llama_state_load_file(context_.get(), file.c_str(), none.data(), none.size(), &count);
     }
     return {{"ok", ok}};
   }
@@ -329,6 +415,8 @@ class Driver {
       if (!observing_) return {{"observed", std::exchange(observed_, json::object())}};
     } else if (what == "empty") {
       return {{"code", decode_entries(nullptr, 0)}};
+    } else if (what == "store_only") {
+      return store_only(step);
     } else if (what == "rm") {
       return {{"ok", llama_memory_seq_rm(memory_, seq, p0, p1)}};
     } else if (what == "cp") {

@@ -29,6 +29,11 @@ std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+int default_threads() {
+  const char* text = std::getenv("OSCAR_TEST_THREADS");
+  return text == nullptr ? 2 : std::stoi(text);
+}
+
 // Runs argv with stdin, stdout and stderr in files; the exit code, or 128 + signal as a shell would report it.
 int run_process(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& additions,
                 const std::string& in, const std::string& out, const std::string& err) {
@@ -111,8 +116,13 @@ RunResult run_driver(const Scratch& scratch, const ModelUnderTest& model, const 
   static std::atomic<int> counter{0};
   const std::string stem = scratch.file(fmt::format("run{}", counter.fetch_add(1)));
   std::ofstream(stem + ".json") << script.dump(1);
-  std::vector<std::string> arguments{OSCAR_TEST_DRIVER, "--model",   model.path().string(),          "--logits",
-                                     stem + ".logits",  "--threads", std::to_string(options.threads)};
+  std::vector<std::string> arguments{OSCAR_TEST_DRIVER,
+                                     "--model",
+                                     model.path().string(),
+                                     "--logits",
+                                     stem + ".logits",
+                                     "--threads",
+                                     std::to_string(options.threads > 0 ? options.threads : default_threads())};
   std::map<std::string, std::string> environment{{"OSCAR_STRICT", "1"}};
   if (options.mode != "stock") {
     arguments.insert(arguments.end(), {"--plugin", options.plugin.empty() ? OSCAR_TEST_PLUGIN : options.plugin});

@@ -42,7 +42,7 @@ struct RunOptions {
   std::string artifact{};                            // empty: none given
   std::map<std::string, std::string> environment{};  // added to the child's; OSCAR_STRICT=1 unless given here
   std::string plugin{};                              // empty: the one just built
-  int threads = 2;
+  int threads = 0;                                   // 0: OSCAR_TEST_THREADS, or 2
 };
 
 struct RunResult {

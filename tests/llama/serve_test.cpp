@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <ostream>
 
 #include "llama/harness.h"
 
@@ -15,6 +16,7 @@ struct Case {
   const ModelUnderTest* model;
   std::size_t prompt;
 };
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
 std::string case_name(const ::testing::TestParamInfo<Case>& tested) { return tested.param.name; }
 
@@ -168,6 +170,22 @@ TEST(ServeLife, D20EmptyBatchAndUnusedContext) {
   EXPECT_EQ(run.result(3).at("stats").at("attention_served"), 0);
   EXPECT_EQ(run.stats().at("attention_served"), 30);
   EXPECT_EQ(run.stats().at("attention_bypassed"), 0);
+}
+
+// D20: rows are stored by a graph that never attends, so nothing has told the plug-in who may see them.
+TEST(ServeLife, D20StoresWithoutAttention) {
+  const Scratch scratch;
+  const json script = {{{"do", "store_only"}, {"width", 192}, {"head_dim", 64}, {"rows", 20}}, stats_step()};
+  for (const char* mode : {"delegate", "exact", "oscar"}) {
+    SCOPED_TRACE(mode);
+    RunOptions options{.mode = mode};
+    if (options.mode == "oscar") options.artifact = write_hadamard_artifact(scratch, smollm2());
+    const RunResult run = run_driver(scratch, smollm2(), script, options);
+    ASSERT_EQ(run.exit_code, 0) << run.errors;
+    EXPECT_LT(run.result(0).at("worst").get<double>(), 1e-3);  // values up to 1 in binary16, one unit in the last place
+    EXPECT_EQ(run.stats().at("attention_served"), 0);
+    EXPECT_EQ(run.stats().at("attention_bypassed"), 0);
+  }
 }
 
 // D11: gemma's windows are 512 tokens long; past them, with both sizes of the sliding cache.
