@@ -99,71 +99,69 @@ void BlockWorker::load_code_queries() {
     constant_[size_of(r)] = mean.constant_logit(q);
   }
   if (mean.table != nullptr) mean_rows_.start(&mean);
-  code_keys_.reserve(size_of(kTile * ld));
-  code_values_.reserve(size_of(kTile * op_->v_ld));
   has_code_queries_ = true;
 }
 
-// Rows that nobody reads become 0, so that whatever their memory holds cannot reach a result.
-void BlockWorker::load_keys() {
-  const KvCache& cache = *op_->args.cache;
-  const int layer = op_->args.layer_index;
-  if (plan_.any_code() && !has_code_queries_) load_code_queries();
-  if (plan_.any_exact()) {
-    keys_.reserve(size_of(kTile * op_->k_ld));
-    for (int j = 0; j < kTile; ++j) {
-      float* out = keys_.data() + j * op_->k_ld;
-      if (plan_.reads_exact(j)) {
-        const std::span<const std::uint16_t> row = cache.exact(layer, true, plan_.cell(j));
-        assert(row.size() == size_of(op_->n_head_kv * op_->k_dim));
-        op_->kernels->widen(row.data() + kv_head_ * op_->k_dim, op_->k_dim, out);
-        clear_padding(out, op_->k_dim, op_->k_ld);
-      } else {
-        std::fill_n(out, op_->k_ld, 0.0F);
-      }
-    }
-  }
-  if (!plan_.any_code()) return;
-  const int ld = code_dim();
+// Looks the exact rows of the tile up and asks memory for all of them at once: rows of one head lie far apart, which the
+// processor's own prefetch does not foresee.
+void BlockWorker::find_exact_rows(bool is_k, std::array<const std::uint16_t*, kTile>& rows) const {
+  const int dim = is_k ? op_->k_dim : op_->v_dim;
   for (int j = 0; j < kTile; ++j) {
-    float* out = code_keys_.data() + j * ld;
-    if (plan_.reads_code(j)) {
-      op_->k_codec->decode_inner(kv_head_, cache.code(layer, true, plan_.cell(j)), {out, size_of(op_->k_dim)});
-      clear_padding(out, op_->k_dim, op_->k_ld);
-      if (ld != op_->k_ld) mean_rows_.fill(*op_->kernels, plan_.position(j), out + op_->k_ld);
-    } else {
-      std::fill_n(out, ld, 0.0F);
-    }
+    rows[size_of(j)] = nullptr;
+    if (!plan_.reads_exact(j)) continue;
+    const std::span<const std::uint16_t> row = op_->args.cache->exact(op_->args.layer_index, is_k, plan_.cell(j));
+    assert(row.size() == size_of(op_->n_head_kv * dim));
+    rows[size_of(j)] = row.data() + kv_head_ * dim;
+    constexpr int kLine = 32;  // values
+    for (int d = 0; d < dim; d += kLine) __builtin_prefetch(rows[size_of(j)] + d);
+    __builtin_prefetch(rows[size_of(j)] + dim - 1);
   }
 }
 
-void BlockWorker::load_values() {
-  const KvCache& cache = *op_->args.cache;
-  const int layer = op_->args.layer_index;
-  if (plan_.any_exact()) {
-    values_.reserve(size_of(kTile * op_->v_ld));
-    for (int j = 0; j < kTile; ++j) {
-      float* out = values_.data() + j * op_->v_ld;
-      if (plan_.reads_exact(j)) {
-        const std::span<const std::uint16_t> row = cache.exact(layer, false, plan_.cell(j));
-        assert(row.size() == size_of(op_->n_head_kv * op_->v_dim));
-        op_->kernels->widen(row.data() + kv_head_ * op_->v_dim, op_->v_dim, out);
-        clear_padding(out, op_->v_dim, op_->v_ld);
-      } else {
-        std::fill_n(out, op_->v_ld, 0.0F);
-      }
+// Rows that nobody reads become 0, so that whatever their memory holds cannot reach a result.
+void BlockWorker::load_exact(const std::array<const std::uint16_t*, kTile>& rows, int dim, int ld, FloatBuffer& tile) const {
+  tile.reserve(size_of(kTile * ld));
+  for (int j = 0; j < kTile; ++j) {
+    float* out = tile.data() + j * ld;
+    if (rows[size_of(j)] == nullptr) {
+      std::fill_n(out, ld, 0.0F);
+      continue;
     }
+    op_->kernels->widen(rows[size_of(j)], dim, out);
+    clear_padding(out, dim, ld);
+  }
+}
+
+// As load_exact, from codes, in the inner basis. `padded` is the row's size without mean rows.
+void BlockWorker::load_code(bool is_k, int dim, int padded, int ld, FloatBuffer& tile) {
+  const Codec& codec = is_k ? *op_->k_codec : *op_->v_codec;
+  tile.reserve(size_of(kTile * ld));
+  for (int j = 0; j < kTile; ++j) {
+    float* out = tile.data() + j * ld;
+    if (!plan_.reads_code(j)) {
+      std::fill_n(out, ld, 0.0F);
+      continue;
+    }
+    codec.decode_inner(kv_head_, op_->args.cache->code(op_->args.layer_index, is_k, plan_.cell(j)), {out, size_of(dim)});
+    clear_padding(out, dim, padded);
+    if (ld != padded) mean_rows_.fill(*op_->kernels, plan_.position(j), out + padded);
+  }
+}
+
+void BlockWorker::load_keys() {
+  if (plan_.any_exact()) {
+    find_exact_rows(true, k_rows_);
+    find_exact_rows(false, v_rows_);
+    load_exact(k_rows_, op_->k_dim, op_->k_ld, keys_);
   }
   if (!plan_.any_code()) return;
-  for (int j = 0; j < kTile; ++j) {
-    float* out = code_values_.data() + j * op_->v_ld;
-    if (plan_.reads_code(j)) {
-      op_->v_codec->decode_inner(kv_head_, cache.code(layer, false, plan_.cell(j)), {out, size_of(op_->v_dim)});
-      clear_padding(out, op_->v_dim, op_->v_ld);
-    } else {
-      std::fill_n(out, op_->v_ld, 0.0F);
-    }
-  }
+  if (!has_code_queries_) load_code_queries();
+  load_code(true, op_->k_dim, op_->k_ld, code_dim(), code_keys_);
+}
+
+void BlockWorker::load_values() {
+  if (plan_.any_exact()) load_exact(v_rows_, op_->v_dim, op_->v_ld, values_);
+  if (plan_.any_code()) load_code(false, op_->v_dim, op_->v_ld, op_->v_ld, code_values_);
 }
 
 void BlockWorker::score(const FloatBuffer& queries, const FloatBuffer& keys, int dim, FloatBuffer& scores) {
@@ -211,7 +209,8 @@ void BlockWorker::softmax_token(int token, BlockState& state) {
     const float tile_max = op_->kernels->logits(s, plan_.bias(token), slope, shift, args.softcap);
     BlockState::Row& total = state.rows[size_of(row)];
     const float max = std::max(total.max, tile_max);
-    if (max == kInvisible) {  // every visible logit is -inf
+    if (max == kInvisible) {  // every visible logit is -inf, or NaN, which comparisons overlook
+      if (std::any_of(s, s + kTile, [](float x) { return std::isnan(x); })) total.max = std::numeric_limits<float>::quiet_NaN();
       std::fill_n(s, kTile, 0.0F);
       if (mixed) std::fill_n(code, kTile, 0.0F);
       continue;

@@ -5,6 +5,7 @@
 // per block and outputs come back once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -56,6 +57,9 @@ class BlockWorker {
  private:
   void load_queries();
   void load_code_queries();
+  void find_exact_rows(bool is_k, std::array<const std::uint16_t*, kTile>& rows) const;
+  void load_exact(const std::array<const std::uint16_t*, kTile>& rows, int dim, int ld, FloatBuffer& tile) const;
+  void load_code(bool is_k, int dim, int padded, int ld, FloatBuffer& tile);
   void load_keys();
   void load_values();
   void score(const FloatBuffer& queries, const FloatBuffer& keys, int dim, FloatBuffer& scores);
@@ -73,7 +77,8 @@ class BlockWorker {
   TilePlan plan_;
   MeanRows mean_rows_;
 
-  FloatBuffer q_;                     // [rows][k_ld], times scale
+  std::array<const std::uint16_t*, kTile> k_rows_{}, v_rows_{};  // exact rows of the tile, this head; null: not read
+  FloatBuffer q_;                                                // [rows][k_ld], times scale
   FloatBuffer code_q_;                // [rows][code_dim]: inner basis, then in the order of the mean rows
   std::vector<float> constant_;       // [rows] logit of the mean's constant part
   FloatBuffer keys_, code_keys_;      // [kTile][k_ld], [kTile][code_dim]: inner row, then mean row

@@ -314,6 +314,33 @@ TEST(AttentionJob, D6MaskedCellsMayHoldNaN) {
   }
 }
 
+TEST(AttentionJob, ANaNThatIsSeenIsNotHidden) {
+  Shape shape;
+  shape.windows = {4, 30, 4};
+  World world(shape, 200);
+  fill(world, 0, 150, 1);
+  for (const std::int64_t cell : {2, 60, 149}) {
+    const std::span<const std::uint8_t> code = world.cache().code(0, true, cell);
+    std::memset(const_cast<std::uint8_t*>(code.data()), 0xFF, code.size());
+    const std::span<const std::uint16_t> row = world.cache().exact(0, true, cell);
+    std::fill_n(const_cast<std::uint16_t*>(row.data()), row.size(), std::uint16_t{0xFFFF});
+    for (const bool alone : {true, false}) {
+      Queries queries(world, {149, 149}, 0, 150);
+      queries.hide_all();
+      queries.show(0, cell);
+      for (const std::int64_t other : {5, 70, 80}) {
+        if (!alone) queries.show(0, other);
+        queries.show(1, other);
+      }
+      for (const std::string_view path : cpu_paths()) {
+        const CpuPath forced(path);
+        const std::vector<float> out = queries.job();
+        for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i < out.size() / 2) << cell << " " << path;
+      }
+    }
+  }
+}
+
 TEST(AttentionJob, EmptyCellsAreSkippedEvenIfTheMaskShowsThem) {
   const Shape shape;
   World world(shape, 200);
