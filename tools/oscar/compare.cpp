@@ -157,8 +157,8 @@ nlohmann::ordered_json describe(const Contender& c, const CacheReport& cache, do
   out["mode"] = c.settings.mode;
   out["kv_bytes"] = or_null(cache.resident_bytes, known);
   out["kv_bytes_f16"] = or_null(cache.nominal_bytes, known);
-  out["bits_per_element"] = or_null(cache.bits_per_element, cache.bits_per_element > 0);
-  out["bits_per_element_all"] = or_null(cache.bits_per_element_all, cache.bits_per_element_all > 0);
+  out["bits_per_element"] = or_null(cache.bits_per_element, known);
+  out["bits_per_element_all"] = or_null(cache.bits_per_element_all, known);
   out["attention_served"] = or_null(c.served, known);
   out["attention_bypassed"] = or_null(c.bypassed, known);
   out["pp"] = c.seconds > 0 ? tokens / c.seconds : 0.0;
@@ -212,7 +212,7 @@ int compare(CompareOptions options) {
         const nlohmann::json before = Plugin::stats();
         c.seconds += c.context->decode(part, begin, from);
         const nlohmann::json after = Plugin::stats();
-        c.served += counter(after, "attention_served") - counter(before, "attention_served");
+        c.served += served_operations(after) - served_operations(before);
         c.bypassed += counter(after, "attention_bypassed") - counter(before, "attention_bypassed");
         if (&c != &all[0]) compare_rows(*all[0].context, *c.context, model.n_vocab(), targets, c.differences.back());
         done += part.size();
@@ -311,7 +311,7 @@ void add_compare(CommandLine& line) {
   command.json_key("n_ctx, n_ubatch, chunks, tokens, from, positions, seed", "how");
   command.json_key("base, variants[]", "one object each: name, mode, ppl and the keys below");
   command.json_key("kv_bytes, kv_bytes_f16", "KV cache at the end of the last chunk: resident, measured; all cells at 16 bit");
-  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included (null: not coded)");
+  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included (16: not coded; null: no plug-in)");
   command.json_key("attention_served, attention_bypassed, pp", "operations by OSCAR; that escaped it; tokens per second");
   command.json_key("kl_mean, kl_median, kl_p99, kl_max", "variants: nats");
   command.json_key("same_top, ppl_ratio", "variants: share of equal most likely tokens; perplexity over the base's");

@@ -188,7 +188,7 @@ int verdict(const nlohmann::json& stats, const std::string& program, const HostA
                "oscar: {} ran WITHOUT OSCAR: the plug-in was never loaded (is it a llama.cpp program with shared libraries?)\n", program);
     return kNotServed;
   }
-  const std::uint64_t served = count(stats, "attention_served"), bypassed = count(stats, "attention_bypassed");
+  const std::uint64_t served = count(stats, "attention_served") + count(stats, "attention_delegated"), bypassed = count(stats, "attention_bypassed");
   const std::string refused = stats.contains("refused") && stats["refused"].is_string() ? stats["refused"].get<std::string>() : "";
   if (!refused.empty()) {
     fmt::print(stderr, "oscar: {} ran WITHOUT OSCAR: {}\n", program, refused);

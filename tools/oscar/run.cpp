@@ -170,7 +170,7 @@ nlohmann::ordered_json report(const RunOptions& options, const Generator& genera
   out["kv_bytes"] = or_null(cache.resident_bytes);
   out["bits_per_element"] = or_null(cache.bits_per_element);
   out["bits_per_element_all"] = or_null(cache.bits_per_element_all);
-  out["attention_served"] = or_null(counter(stats, "attention_served"));
+  out["attention_served"] = or_null(served_operations(stats));
   out["attention_bypassed"] = or_null(counter(stats, "attention_bypassed"));
   out["peak_rss_bytes"] = peak_rss_bytes();
   out["plugin"] = known ? nlohmann::ordered_json(stats) : nlohmann::ordered_json();
@@ -188,7 +188,7 @@ void print_timings(const nlohmann::ordered_json& r) {
   if (!r["kv_bytes"].is_null()) {
     fmt::print(stderr, "oscar: {:>16} = {} resident, {} for {} cells at 16 bit\n", "KV cache", human_bytes(r["kv_bytes"]),
                human_bytes(r["kv_bytes_f16"]), r["n_ctx"].get<int>());
-    if (r["bits_per_element"].get<double>() > 0) {
+    if (r["bits_per_element"].get<double>() < 16.0) {
       fmt::print(stderr, "oscar: {:>16} = {:.2f} bits per element coded, {:.2f} with the 16-bit windows\n", "",
                  r["bits_per_element"].get<double>(), r["bits_per_element_all"].get<double>());
     }
@@ -238,8 +238,8 @@ int run(RunOptions options) {
     if (!file.flush()) fail("{} cannot be written", options.stats);
   }
   if (!Plugin::loaded() || generator.timings().prompt_tokens == 0) return kOk;
-  if (counter(stats, "attention_served") == 0 || counter(stats, "attention_bypassed") > 0) {
-    fmt::print(stderr, "oscar: error: {} attention operations were served and {} bypassed\n", counter(stats, "attention_served"),
+  if (served_operations(stats) == 0 || counter(stats, "attention_bypassed") > 0) {
+    fmt::print(stderr, "oscar: error: {} attention operations were served and {} bypassed\n", served_operations(stats),
                counter(stats, "attention_bypassed"));
     return kNotServed;
   }
@@ -286,7 +286,7 @@ void add_run(CommandLine& line) {
   command.json_key("load_s, prompt_s, generation_s", "seconds");
   command.json_key("pp, tg", "tokens per second: prompt, generation");
   command.json_key("kv_bytes, kv_bytes_f16", "KV cache: resident bytes, measured; bytes of all cells at 16 bit (null in mode stock)");
-  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included");
+  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included (16: not coded; null in mode stock)");
   command.json_key("attention_served, attention_bypassed", "operations by OSCAR; operations that escaped it");
   command.json_key("peak_rss_bytes, plugin", "of this process; all counters of the plug-in (see OSCAR_STATS)");
   command.action([options] { return run(*options); });

@@ -216,11 +216,16 @@ CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::si
     report.nominal_bytes += counter(cache, "nominal_bytes");
     report.resident_bytes += counter(cache, "resident_bytes") + counter(cache, "nominal_resident_bytes");
     if (!cache.value("sliding_window", false)) {
-      report.bits_per_element = cache.value("bits_per_element", 0.0);
-      report.bits_per_element_all = cache.value("bits_per_element_all", 0.0);
+      const auto bits = [&](const char* key) { return cache.contains(key) && cache[key].is_number() ? cache[key].get<double>() : 16.0; };
+      report.bits_per_element = bits("bits_per_element");
+      report.bits_per_element_all = bits("bits_per_element_all");
     }
   }
   return report;
+}
+
+std::uint64_t served_operations(const nlohmann::json& stats) {
+  return counter(stats, "attention_served") + counter(stats, "attention_delegated");
 }
 
 std::string read_text(const std::string& path) {

@@ -65,7 +65,7 @@ class Context {
 struct CacheReport {
   std::uint64_t nominal_bytes = 0;   // what 16 bit takes for all cells
   std::uint64_t resident_bytes = 0;  // measured, windows and 16-bit layers included
-  double bits_per_element = 0, bits_per_element_all = 0;  // of the layers OSCAR serves; 0: unknown
+  double bits_per_element = 0, bits_per_element_all = 0;  // of the layers OSCAR serves; 16 when not coded, 0 when unknown
 };
 // `index`: which context of this process, in order of creation; `contexts`: how many there are.
 CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::size_t contexts);
@@ -73,6 +73,7 @@ CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::si
 std::string read_text(const std::string& path);  // "-": stdin; Error when it cannot be read or is empty
 std::uint64_t peak_rss_bytes();
 std::uint64_t counter(const nlohmann::json& stats, const char* key);
+std::uint64_t served_operations(const nlohmann::json& stats);  // attention operations computed or (mode delegate) forwarded
 
 // True once Ctrl-C (or SIGTERM) came; the second one ends the process at once.
 void watch_interrupts();
