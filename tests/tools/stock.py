@@ -19,7 +19,7 @@ LLAMA_BIN = Path(os.environ.get("OSCAR_TEST_LLAMA_BIN", ""))
 MODEL = os.environ.get("OSCAR_TEST_MODEL", "")
 ARTIFACT = os.environ.get("OSCAR_TEST_ARTIFACT", "")
 TEXT = os.environ.get("OSCAR_TEST_TEXT", "")
-THREADS = str(os.cpu_count() or 1)
+THREADS = str(len(os.sched_getaffinity(0)))
 
 
 def prose(offset, characters):
