@@ -13,13 +13,13 @@ namespace oscar::llama {
 namespace {
 
 // Reading a model's header takes tens of milliseconds, and programs create several contexts of one model.
-std::string fingerprint_of(const std::filesystem::path& model) {
+const GgufModel& describe(const std::filesystem::path& model) {
   static std::mutex mutex;
-  static std::map<std::filesystem::path, std::string> known;
+  static auto* known = new std::map<std::filesystem::path, GgufModel>;  // entries stay where they are, and are never removed
   const std::lock_guard lock(mutex);
-  const auto found = known.find(model);
-  if (found != known.end()) return found->second;
-  return known.emplace(model, describe_model(Gguf(model)).fingerprint).first->second;
+  const auto found = known->find(model);
+  if (found != known->end()) return found->second;
+  return known->emplace(model, describe_model(Gguf(model))).first->second;
 }
 
 void add_model(std::vector<std::filesystem::path>& files, const std::string& path) {
@@ -81,7 +81,7 @@ ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeomet
   if (!config.artifact.empty()) {
     std::vector<std::string> fingerprints;
     try {
-      for (const auto& model : models) fingerprints.push_back(fingerprint_of(model));
+      for (const auto& model : models) fingerprints.push_back(describe(model).fingerprint);
     } catch (const std::exception& e) {
       return {nullptr, config.artifact, e.what()};
     }
@@ -93,7 +93,7 @@ ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeomet
   }
   for (const auto& model : models) {
     try {
-      const std::string fingerprint = fingerprint_of(model);
+      const std::string fingerprint = describe(model).fingerprint;
       const auto path = find_artifact(model, "", fingerprint);
       if (!path) {
         last.problem = fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT", model.string(),
@@ -108,6 +108,22 @@ ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeomet
     }
   }
   return last;
+}
+
+bool all_sliding(std::span<const CacheGeometry> layers) {
+  const auto in = [&](const GgufModel& model) {
+    return std::all_of(layers.begin(), layers.end(), [&](const CacheGeometry& g) {
+      const auto shape = std::find_if(model.layers.begin(), model.layers.end(), [&](const LayerShape& s) { return s.layer == g.layer; });
+      return shape != model.layers.end() && shape->sliding_window && std::int64_t{shape->n_head_kv} * shape->k_dim == g.k_embd;
+    });
+  };
+  for (const auto& model : model_files()) {
+    try {
+      if (in(describe(model))) return true;
+    } catch (const std::exception&) {  // a file that is no model of ours says nothing
+    }
+  }
+  return false;
 }
 
 Recipe effective_recipe(const Artifact& artifact, const Config& config) {

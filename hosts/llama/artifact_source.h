@@ -29,6 +29,9 @@ struct ArtifactChoice {
 // Explicit path (configuration), else beside each model file. The fingerprint must match a model file when one is known.
 ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeometry> layers);
 
+// Whether a model file with this geometry says that all of these layers have a sliding window.
+bool all_sliding(std::span<const CacheGeometry> layers);
+
 // Recipe of the artifact with the configuration's overrides.
 Recipe effective_recipe(const Artifact& artifact, const Config& config);
 

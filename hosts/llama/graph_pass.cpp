@@ -80,9 +80,23 @@ ggml_status GraphPass::compute(ggml_cgraph* graph) {
   }
   for (KvBuffer* b : buffers) {
     if (b->shifting() && b->shift_complete()) b->shift_end();
+    if (whole_batch(*b)) b->batch_end();
   }
   if (!captures_.empty()) captures_.front().sink->on_graph_end();
   return status;
+}
+
+// Whether this one graph stored and attended in every layer. Only then no later slice can need the batch's older rows.
+bool GraphPass::whole_batch(const KvBuffer& buffer) const {
+  if (buffer.service != Service::served) return false;
+  bool opened = false;
+  bool closed = false;
+  for (const Touch& t : touches_) {
+    if (t.buffer != &buffer) continue;
+    opened |= t.use == Use::set_rows && t.tensor->layer_index == 0;
+    closed |= t.use == Use::attention && t.tensor->layer_index + 1 == static_cast<int>(buffer.layers.size());
+  }
+  return opened && closed;
 }
 
 // Finds the nodes that work on caches, and the positions of the batch's tokens.
@@ -185,7 +199,7 @@ void GraphPass::learn(KvBuffer& buffer) {
       }
       // Rows are stored as a two-dimensional view of [dim, heads, tokens].
       const ggml_tensor* heads = t.node->src[0]->src[0];
-      if (t.node->src[0]->op != GGML_OP_VIEW || heads == nullptr || heads->ne[0] * heads->ne[1] != t.tensor->n_embd) continue;
+      if ((t.node->src[0]->op != GGML_OP_VIEW && t.node->src[0]->op != GGML_OP_RESHAPE) || heads == nullptr || heads->ne[0] * heads->ne[1] != t.tensor->n_embd) continue;
       (t.tensor->is_k ? layer.k_dim : layer.v_dim) = static_cast<int>(heads->ne[0]);
       layer.n_head_kv = static_cast<int>(heads->ne[1]);
     } else if (t.use == Use::attention && t.node->src[2] != nullptr) {
@@ -204,6 +218,14 @@ void GraphPass::learn(KvBuffer& buffer) {
 
 // The first graph that touches the buffer: serve it, or leave it to stock.
 void GraphPass::decide(KvBuffer& buffer) {
+  const auto mine = [&](Use use) { return [&buffer, use](const Touch& t) { return t.buffer == &buffer && t.use == use; }; };
+  if (positions_.empty() && std::none_of(touches_.begin(), touches_.end(), mine(Use::attention))) {
+    // Rows stored without positions and before any attention: stock stores them, and they join like a loaded state.
+    for (const Touch& t : touches_) {
+      if (t.buffer == &buffer && t.use == Use::set_rows) buffer.mark_raw(t.node);
+    }
+    if (std::all_of(touches_.begin(), touches_.end(), mine(Use::set_rows))) return;
+  }
   if (const std::string why = obstacle(buffer); !why.empty()) {
     buffer.give_up(why);
     return;

@@ -36,6 +36,7 @@ class GraphPass {
   };
 
   void collect(ggml_cgraph* graph);
+  [[nodiscard]] bool whole_batch(const KvBuffer& buffer) const;
   void find_unknown_caches(const ggml_tensor* node);
   void process(KvBuffer& buffer, ggml_cgraph* graph);
   void learn(KvBuffer& buffer);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cache_ops.h"
 #include "nominal_memory.h"
 #include "oscar/base/error.h"
 #include "oscar/base/half.h"
@@ -112,8 +113,12 @@ void KvBuffer::choose() {
   for (const CacheLayer& layer : layers) geometry.push_back({layer.layer, layer.k->n_embd, layer.v->n_embd});
   ArtifactChoice choice = choose_artifact(config, geometry);
   if (!choice.artifact) {
-    // Exact mode needs no artifact; with one it leaves the same layers to stock as OSCAR does, so that both compare.
-    if (config.mode != Mode::exact) give_up(choice.problem);
+    if (config.mode != Mode::exact) {
+      give_up(choice.problem);
+      return;
+    }
+    // Exact mode needs no artifact, but leaves the same layers to stock as OSCAR does, so that both compare.
+    if (all_sliding(geometry)) service = Service::sliding;
     return;
   }
   const auto stays = [&](const CacheLayer& layer) {
@@ -247,8 +252,12 @@ void KvBuffer::give_up(const std::string& why) {
 void KvBuffer::place(std::span<const std::int64_t> cells, std::span<const std::int32_t> positions) {
   // A batch whose attention never ran (rows only stored) is joined by the next one: its rows must not lose their copies
   // before a mask has told whose they are.
-  if (!epoch_open_) cache->begin_epoch();
+  if (!epoch_open_) {
+    batch_end();
+    cache->begin_epoch();
+  }
   epoch_open_ = true;
+  batch_ended_ = false;
   tracker_.overwrite(*cache, cells);
   for (std::size_t i = 0; i < cells.size(); ++i) cache->place_cell(cells[i], positions[i]);
 }
@@ -258,6 +267,21 @@ void KvBuffer::attend(std::span<const MaskView> streams) {
   tracker_.assign(*cache, streams);
   cache->end_epoch();
   epoch_open_ = false;
+}
+
+void KvBuffer::batch_end() {
+  if (epoch_open_ || batch_ended_) return;
+  cache->begin_epoch();  // an epoch without rows: what the windows of the newest position do not hold goes
+  cache->end_epoch();
+  batch_ended_ = true;
+}
+
+void KvBuffer::mark_raw(const ggml_tensor* set_rows) {
+  const ggml_tensor* indices = set_rows->src[1];
+  for (std::int64_t i = 0; i < indices->ne[0]; ++i) {
+    const std::int64_t cell = row_index(indices, i);
+    if (cell >= 0 && cell < n_cells()) raw_[static_cast<std::size_t>(cell)] = true;
+  }
 }
 
 void KvBuffer::shift_begin(std::span<const std::int32_t> deltas, int n_layers) {
@@ -351,6 +375,7 @@ void KvBuffer::clear(std::uint8_t value) {
     cache->clear();
     tracker_.clear();
     epoch_open_ = false;
+    batch_ended_ = true;
     shift_.clear();
     shift_layers_ = 0;
   } else if (value == 0) {

@@ -86,6 +86,10 @@ class KvBuffer {
   // One batch: place() when its rows are about to be written, attend() when its mask is known. Idempotent per batch.
   void place(std::span<const std::int64_t> cells, std::span<const std::int32_t> positions);
   void attend(std::span<const MaskView> streams);
+  // The batch is computed: 16-bit rows that only its own queries needed are let go, so that they do not pile up with the
+  // next batch's.
+  void batch_end();
+  void mark_raw(const ggml_tensor* set_rows);  // stock stores these rows in the plain memory of an undecided buffer
   [[nodiscard]] bool awaits_mask() const { return epoch_open_; }
   // Context shift: rows are rotated layer by layer, in one graph or in slices of it; positions move when all are done.
   void shift_begin(std::span<const std::int32_t> deltas, int n_layers);
@@ -122,6 +126,7 @@ class KvBuffer {
   SequenceTracker tracker_;
   bool complete_ = false;
   bool epoch_open_ = false;
+  bool batch_ended_ = true;
   std::vector<bool> raw_;  // undecided: cells whose nominal memory holds rows of a loaded state
   std::vector<std::int32_t> shift_;
   int shift_layers_ = 0;
