@@ -76,7 +76,7 @@ void check_clip(const std::vector<float>& clip, int heads, const char* which) {
     fail("{} has {} values, not 1 or {}", which, clip.size(), heads);
   }
   for (const float ratio : clip) {
-    if (!std::isfinite(ratio) || ratio > 1.0F) fail("{} is {}; it must be in (0, 1], or 0 for no clipping", which, ratio);
+    if (!(ratio >= 0.0F && ratio <= 1.0F)) fail("{} is {}; it must be in (0, 1], or 0 for no clipping", which, ratio);
   }
 }
 

@@ -181,7 +181,7 @@ TEST(Artifact, ValidateNamesLayerAndCause) {
     spoil(artifact);
     const std::string error = error_of([&] { validate(artifact); });
     EXPECT_THAT(error, HasSubstr(cause));
-    if (names_layer) EXPECT_THAT(error, HasSubstr("layer 2"));
+    EXPECT_THAT(error, HasSubstr(names_layer ? "layer 2" : ""));
     const Scratch scratch;
     error_of([&] { save_artifact(artifact, scratch.path("x")); });
     EXPECT_FALSE(std::filesystem::exists(scratch.path("x")));
@@ -198,6 +198,7 @@ TEST(Artifact, ValidateNamesLayerAndCause) {
   check([](Artifact& a) { a.layers[2].k_eigenvalues(0, 0) = std::numeric_limits<float>::infinity(); }, "k_eigenvalues holds");
   check([](Artifact& a) { a.layers[2].clip_k = {}; }, "clip_k has 0 values");
   check([](Artifact& a) { a.layers[2].clip_k = {1.1F}; }, "clip_k is 1.1");
+  check([](Artifact& a) { a.layers[2].clip_k = {-0.1F}; }, "clip_k is -0.1");
   check([](Artifact& a) { a.layers[2].clip_v = {kNan, 0.5F}; }, "clip_v is nan");
   check([](Artifact& a) { a.layers[2].shape.n_head = 3; }, "3 query heads");
   check([](Artifact& a) { a.layers[2].shape.rope.base = kNan; }, "RoPE");

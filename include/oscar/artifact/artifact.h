@@ -36,12 +36,12 @@ std::string_view to_string(MeanMode mode);
 struct Recipe {
   std::string codec = "int2";
   MeanMode k_mean = MeanMode::rope;
-  MeanMode v_mean = MeanMode::none;          // none | static
-  std::string k_objective = "qqt_r_h_pbr";   // "<moment>_<composition>": qqt, sst, oot (softmax-weighted), ktk, vtv, hadamard
+  MeanMode v_mean = MeanMode::none;         // none | static
+  std::string k_objective = "qqt_r_h_pbr";  // "<moment>_<composition>": qqt, sst, oot (softmax-weighted), ktk, vtv, hadamard
   std::string v_objective = "sst_r_h_pbr";
-  bool per_head = true;                      // one rotation per KV head, or one per layer
-  int group_size = 0;                        // 0: head_dim
-  std::optional<float> clip_k, clip_v;       // given: replaces the fitted thresholds
+  bool per_head = true;                 // one rotation per KV head, or one per layer
+  int group_size = 0;                   // 0: head_dim
+  std::optional<float> clip_k, clip_v;  // given: replaces the fitted thresholds
 };
 
 struct LayerArtifact {
@@ -85,11 +85,11 @@ struct FitOptions {
 struct FitReport {  // per layer and head: what the fit expects
   struct Row {
     int layer = 0, head = 0;
-    double k_error = 0, v_error = 0;       // relative: tr(C_Q E_K) / tr(C_Q C_K) and |v - v^|^2 / |v|^2 on the samples
-    double mean_share = 0;                 // share of K's energy in its RoPE-rotated mean
-    double head_overlap = 0;               // subspace overlap of this head's top-D/4 axes with the layer's shared ones, 0..1
+    double k_error = 0, v_error = 0;  // relative: tr(C_Q E_K) / tr(C_Q C_K) and |v - v^|^2 / |v|^2 on the samples
+    double mean_share = 0;            // share of K's energy in its RoPE-rotated mean
+    double head_overlap = 0;          // subspace overlap of this head's top-D/4 axes with the layer's shared ones, 0..1
     float clip_k = 0, clip_v = 0;
-    std::string flag;                      // empty, or why this head is worrying
+    std::string flag;  // empty, or why this head is worrying
   };
   std::vector<Row> rows;
   std::vector<std::string> warnings;
