@@ -260,6 +260,30 @@ TEST(KvCache, APrefillsExactRowsAreGivenBack) {
   EXPECT_LE(m.resident_bytes, m.code_bytes + m.exact_bytes + 2 * 4096 * 2 * 2 * kLayers);
 }
 
+// D15: byte offsets of codes beyond 2^31 and 2^32, against the codec itself. Only the touched pages exist.
+TEST(KvCache, D15_LargePoolsUse64BitOffsets) {
+  Int2Config config;
+  config.n_head_kv = 16;
+  config.head_dim = 1024;
+  const std::shared_ptr<const Codec> codec = make_int2_codec(config);
+  const std::size_t row_bytes = codec->row_bytes();
+  const auto n_cells = static_cast<std::int64_t>((std::size_t{1} << 32) / row_bytes) + 1000;
+  KvCache cache(n_cells, {0, 1, 0}, {{0, 16, 1024, 1024, codec, codec, Rope()}});
+  const auto beyond = [&](int bits) { return static_cast<std::int64_t>((std::size_t{1} << bits) / row_bytes) + 1; };
+  const std::vector<std::int64_t> cells = {0, 1, beyond(31), beyond(31) + 1, beyond(32), n_cells - 1};
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    cache.place(std::span(cells).subspan(i, 1), std::vector<std::int32_t>{static_cast<std::int32_t>(i)}, std::vector<SeqId>{0});
+    cache.write_k(0, cells[i], gaussian(16384, i));
+    cache.write_v(0, cells[i], gaussian(16384, 100 + i));
+  }
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const auto position = static_cast<std::int32_t>(i);
+    EXPECT_EQ(copy_of(cache.code(0, true, cells[i])), expected_code(*codec, gaussian(16384, i), position)) << cells[i];
+    EXPECT_EQ(copy_of(cache.code(0, false, cells[i])), expected_code(*codec, gaussian(16384, 100 + i), position)) << cells[i];
+  }
+  EXPECT_LT(cache.memory().resident_bytes, std::size_t{1} << 20);
+}
+
 TEST(KvCache, C4_NaNRowsAreSanitisedAndNeighboursUntouched) {
   KvCache cache(8, {4, 16, 4}, coded_layers());
   feed(cache, 0, 1, 0, 3, 0);
