@@ -35,21 +35,23 @@ std::string geometry_problem(const Artifact& artifact, std::span<const CacheGeom
     if (layer == nullptr) return fmt::format("it has no layer {}, which this model caches", g.layer);
     const LayerShape& s = layer->shape;
     if (std::int64_t{s.n_head_kv} * s.k_dim != g.k_embd || std::int64_t{s.n_head_kv} * s.v_dim != g.v_embd) {
-      return fmt::format("its layer {} has {} KV heads of {} and {} dimensions, this model's rows have {} and {} values", g.layer, s.n_head_kv,
-                         s.k_dim, s.v_dim, g.k_embd, g.v_embd);
+      return fmt::format("its layer {} has {} KV heads of {} and {} dimensions, this model's rows have {} and {} values",
+                         g.layer, s.n_head_kv, s.k_dim, s.v_dim, g.k_embd, g.v_embd);
     }
   }
   return {};
 }
 
-ArtifactChoice use(const std::filesystem::path& path, std::span<const std::string> fingerprints, std::span<const CacheGeometry> layers) {
+ArtifactChoice use(const std::filesystem::path& path, std::span<const std::string> fingerprints,
+                   std::span<const CacheGeometry> layers) {
   ArtifactChoice choice;
   choice.path = path;
   try {
     auto artifact = std::make_shared<const Artifact>(load_artifact(path));
-    if (!fingerprints.empty() && std::find(fingerprints.begin(), fingerprints.end(), artifact->model.fingerprint) == fingerprints.end()) {
-      choice.problem = fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}", path.string(),
-                                   artifact->model.fingerprint, fingerprints.front());
+    if (!fingerprints.empty() &&
+        std::find(fingerprints.begin(), fingerprints.end(), artifact->model.fingerprint) == fingerprints.end()) {
+      choice.problem = fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}",
+                                   path.string(), artifact->model.fingerprint, fingerprints.front());
     } else if (const std::string problem = geometry_problem(*artifact, layers); !problem.empty()) {
       choice.problem = fmt::format("the artifact {} does not fit: {}", path.string(), problem);
     } else {
@@ -96,8 +98,8 @@ ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeomet
       const std::string fingerprint = describe(model).fingerprint;
       const auto path = find_artifact(model, "", fingerprint);
       if (!path) {
-        last.problem = fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT", model.string(),
-                                   model.string());
+        last.problem = fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT",
+                                   model.string(), model.string());
         continue;
       }
       ArtifactChoice choice = use(*path, std::span(&fingerprint, 1), layers);
@@ -113,7 +115,8 @@ ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeomet
 bool all_sliding(std::span<const CacheGeometry> layers) {
   const auto in = [&](const GgufModel& model) {
     return std::all_of(layers.begin(), layers.end(), [&](const CacheGeometry& g) {
-      const auto shape = std::find_if(model.layers.begin(), model.layers.end(), [&](const LayerShape& s) { return s.layer == g.layer; });
+      const auto shape =
+          std::find_if(model.layers.begin(), model.layers.end(), [&](const LayerShape& s) { return s.layer == g.layer; });
       return shape != model.layers.end() && shape->sliding_window && std::int64_t{shape->n_head_kv} * shape->k_dim == g.k_embd;
     });
   };

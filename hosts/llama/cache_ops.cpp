@@ -65,7 +65,8 @@ void compare_with_reference(const AttentionArgs& args) {
 }  // namespace
 
 std::int64_t row_index(const ggml_tensor* indices, std::int64_t i) {
-  return indices->type == GGML_TYPE_I64 ? static_cast<const std::int64_t*>(indices->data)[i] : static_cast<const std::int32_t*>(indices->data)[i];
+  return indices->type == GGML_TYPE_I64 ? static_cast<const std::int64_t*>(indices->data)[i]
+                                        : static_cast<const std::int32_t*>(indices->data)[i];
 }
 
 void RowsOp::run(ggml_tensor*, int ith, int nth, void* userdata) {
@@ -75,7 +76,8 @@ void RowsOp::run(ggml_tensor*, int ith, int nth, void* userdata) {
     const auto n_embd = static_cast<std::size_t>(rows->ne[0]);
     const auto [begin, end] = share(rows->ne[1], ith, nth);
     for (std::int64_t i = begin; i < end; ++i) {
-      const auto* row = reinterpret_cast<const float*>(static_cast<const std::byte*>(rows->data) + static_cast<std::size_t>(i) * rows->nb[1]);
+      const auto* row =
+          reinterpret_cast<const float*>(static_cast<const std::byte*>(rows->data) + static_cast<std::size_t>(i) * rows->nb[1]);
       const std::int64_t cell = row_index(op.node->src[1], i);
       if (op.is_k) {
         op.cache->write_k(op.layer_index, cell, {row, n_embd});

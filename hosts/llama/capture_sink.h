@@ -23,7 +23,7 @@ struct TensorView {
 struct CaptureEvent {
   int layer = 0;  // the model's layer number
   int n_head = 0, n_head_kv = 0, k_dim = 0, v_dim = 0;
-  std::int64_t n_tokens = 0;  // of the whole batch, all streams
+  std::int64_t n_tokens = 0;   // of the whole batch, all streams
   std::int64_t n_streams = 1;  // tokens s * n_tokens / n_streams .. belong to the s-th stream of the batch
 
   float scale = 1.0F;     // q.k is multiplied by it

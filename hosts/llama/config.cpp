@@ -16,8 +16,8 @@ constexpr std::array<std::pair<std::string_view, Mode>, 5> kModes = {{{"oscar", 
                                                                       {"capture", Mode::capture},
                                                                       {"off", Mode::off}}};
 
-constexpr std::array<std::string_view, 13> kKeys = {"mode",   "artifact", "strict", "stats",  "sink",   "recent", "rollback",
-                                                    "k_mean", "v_mean",   "clip_k", "clip_v", "log",    "check"};
+constexpr std::array<std::string_view, 13> kKeys = {"mode",   "artifact", "strict", "stats",  "sink", "recent", "rollback",
+                                                    "k_mean", "v_mean",   "clip_k", "clip_v", "log",  "check"};
 
 std::mutex& mutex() {
   static std::mutex m;
@@ -41,7 +41,8 @@ int to_int(std::string_view key, std::string_view text, int lowest) {
 float to_clip(std::string_view key, const std::string& text) {
   char* end = nullptr;
   const float value = std::strtof(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(value <= 1.0F)) fail("{}: '{}' is not a clip ratio (at most 1; 0 switches clipping off)", key, text);
+  if (text.empty() || *end != '\0' || !(value <= 1.0F))
+    fail("{}: '{}' is not a clip ratio (at most 1; 0 switches clipping off)", key, text);
   return value;
 }
 

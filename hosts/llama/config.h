@@ -25,8 +25,8 @@ struct Config {
   std::optional<float> clip_k, clip_v;
 };
 
-Config config();                      // a copy of the current values
-void configure_from_environment();    // once; throws Error naming the variable
+Config config();                    // a copy of the current values
+void configure_from_environment();  // once; throws Error naming the variable
 // After the environment, so that explicit settings win. Throws Error naming the key; nothing is changed then.
 void configure_from_json(std::string_view text);
 

@@ -54,7 +54,8 @@ std::int64_t stride(std::size_t bytes, std::size_t element) { return static_cast
 ggml_status GraphPass::compute(ggml_cgraph* graph) {
   collect(graph);
   if (touches_.empty()) return original_(backend_, graph);
-  if (std::any_of(touches_.begin(), touches_.end(), [](const Touch& t) { return t.use == Use::attention; })) counters().graphs.fetch_add(1);
+  if (std::any_of(touches_.begin(), touches_.end(), [](const Touch& t) { return t.use == Use::attention; }))
+    counters().graphs.fetch_add(1);
 
   std::vector<KvBuffer*> buffers;
   for (const Touch& t : touches_) {
@@ -199,7 +200,9 @@ void GraphPass::learn(KvBuffer& buffer) {
       }
       // Rows are stored as a two-dimensional view of [dim, heads, tokens].
       const ggml_tensor* heads = t.node->src[0]->src[0];
-      if ((t.node->src[0]->op != GGML_OP_VIEW && t.node->src[0]->op != GGML_OP_RESHAPE) || heads == nullptr || heads->ne[0] * heads->ne[1] != t.tensor->n_embd) continue;
+      if ((t.node->src[0]->op != GGML_OP_VIEW && t.node->src[0]->op != GGML_OP_RESHAPE) || heads == nullptr ||
+          heads->ne[0] * heads->ne[1] != t.tensor->n_embd)
+        continue;
       (t.tensor->is_k ? layer.k_dim : layer.v_dim) = static_cast<int>(heads->ne[0]);
       layer.n_head_kv = static_cast<int>(heads->ne[1]);
     } else if (t.use == Use::attention && t.node->src[2] != nullptr) {
@@ -249,7 +252,8 @@ void GraphPass::decide(KvBuffer& buffer) {
       if (!layer.rope_seen) layer.rope = shown->rope;
     }
     if (layer.v_dim == 0 && layer.n_head_kv > 0) layer.v_dim = static_cast<int>(layer.v->n_embd / layer.n_head_kv);
-    if (std::int64_t{layer.n_head_kv} * layer.k_dim != layer.k->n_embd || std::int64_t{layer.n_head_kv} * layer.v_dim != layer.v->n_embd) {
+    if (std::int64_t{layer.n_head_kv} * layer.k_dim != layer.k->n_embd ||
+        std::int64_t{layer.n_head_kv} * layer.v_dim != layer.v->n_embd) {
       buffer.give_up(fmt::format("the heads of layer {} cannot be told from this graph", layer.layer));
       return;
     }
@@ -263,15 +267,17 @@ std::string GraphPass::verify(KvBuffer& buffer) {
     if (layer.verified || !layer.rope_seen) continue;
     const LayerSpec& spec = buffer.cache->layers()[static_cast<std::size_t>(&layer - buffer.layers.data())];
     if (spec.n_head_kv != layer.n_head_kv || spec.k_dim != layer.k_dim || spec.v_dim != layer.v_dim) {
-      return fmt::format("layer {} has {} KV heads of {} and {} dimensions, expected {} of {} and {}", layer.layer, layer.n_head_kv, layer.k_dim,
-                         layer.v_dim, spec.n_head_kv, spec.k_dim, spec.v_dim);
+      return fmt::format("layer {} has {} KV heads of {} and {} dimensions, expected {} of {} and {}", layer.layer,
+                         layer.n_head_kv, layer.k_dim, layer.v_dim, spec.n_head_kv, spec.k_dim, spec.v_dim);
     }
     if (buffer.artifact && !buffer.codecs.empty() && buffer.recipe.k_mean == MeanMode::rope) {
       const RopeParams& expected = buffer.artifact->find(layer.layer)->shape.rope;
       if (const std::string what = difference(expected, layer.rope); !what.empty()) {
-        return fmt::format("layer {}: the artifact's key mean was made for another RoPE ({}); use the options the model was calibrated with, or "
-                           "OSCAR_K_MEAN=none",
-                           layer.layer, what);
+        return fmt::format(
+            "layer {}: the artifact's key mean was made for another RoPE ({}); use the options the model was calibrated with, "
+            "or "
+            "OSCAR_K_MEAN=none",
+            layer.layer, what);
       }
     }
     if (const std::string what = difference(spec.rope.params(), layer.rope); !what.empty()) {
@@ -294,7 +300,8 @@ std::string GraphPass::obstacle(KvBuffer& buffer) {
         if (rows->type != GGML_TYPE_F32 || rows->nb[0] != sizeof(float) || rows->ne[2] != 1 || rows->ne[3] != 1) {
           return fmt::format("rows for {} arrive as {}, not as plain f32", t.tensor->name, host().ggml_type_name(rows->type));
         }
-        if (find_buffer(rows) != nullptr || root_of(node)->data != t.tensor->data) return fmt::format("{} is copied inside the graph", t.tensor->name);
+        if (find_buffer(rows) != nullptr || root_of(node)->data != t.tensor->data)
+          return fmt::format("{} is copied inside the graph", t.tensor->name);
         if (static_cast<std::int64_t>(positions_.size()) < rows->ne[1]) {
           return "this model's graph shows no token positions (no RoPE), which the windows need";
         }
@@ -304,7 +311,8 @@ std::string GraphPass::obstacle(KvBuffer& buffer) {
         if (std::string why = attention_obstacle(buffer, t); !why.empty()) return why;
         break;
       case Use::shift:
-        if (!t.tensor->is_k || node->src[1]->ne[0] != buffer.n_cells()) return fmt::format("RoPE works on {} in an unknown way", t.tensor->name);
+        if (!t.tensor->is_k || node->src[1]->ne[0] != buffer.n_cells())
+          return fmt::format("RoPE works on {} in an unknown way", t.tensor->name);
         if (buffer.cache) {
           const LayerSpec& spec = buffer.cache->layers()[static_cast<std::size_t>(t.tensor->layer_index)];
           if (const std::string what = difference(spec.rope.params(), rope_params(node)); !what.empty()) {
@@ -315,7 +323,8 @@ std::string GraphPass::obstacle(KvBuffer& buffer) {
       case Use::other:
         return node->op == GGML_OP_MUL_MAT
                    ? fmt::format("attention on {} does not use flash attention; start with -fa on", t.tensor->name)
-                   : fmt::format("operation {} works on {}, which OSCAR does not know", host().ggml_op_name(node->op), t.tensor->name);
+                   : fmt::format("operation {} works on {}, which OSCAR does not know", host().ggml_op_name(node->op),
+                                 t.tensor->name);
     }
   }
   return {};
@@ -329,19 +338,22 @@ std::string GraphPass::attention_obstacle(const KvBuffer& buffer, const Touch& t
   const CacheTensor* kt = find_buffer(k) == &buffer ? buffer.find(k) : nullptr;
   const CacheTensor* vt = find_buffer(v) == &buffer ? buffer.find(v) : nullptr;
   const std::string layer = fmt::format("attention of layer {}", t.tensor->layer);
-  if (kt == nullptr || vt == nullptr || !kt->is_k || vt->is_k || kt->layer_index != vt->layer_index) return layer + " mixes caches";
+  if (kt == nullptr || vt == nullptr || !kt->is_k || vt->is_k || kt->layer_index != vt->layer_index)
+    return layer + " mixes caches";
   if (t.node->op_params[4] != 0) return layer + " is sparse (top-k)";
-  if (mask == nullptr || mask->type != GGML_TYPE_F16 || mask->nb[0] != sizeof(std::uint16_t) || mask->ne[2] != 1 || mask->ne[0] < k->ne[1] ||
-      mask->ne[1] < q->ne[1] || (mask->ne[3] != 1 && mask->ne[3] != q->ne[3])) {
+  if (mask == nullptr || mask->type != GGML_TYPE_F16 || mask->nb[0] != sizeof(std::uint16_t) || mask->ne[2] != 1 ||
+      mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] || (mask->ne[3] != 1 && mask->ne[3] != q->ne[3])) {
     return layer + " has a mask of unknown shape";
   }
-  if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || t.node->type != GGML_TYPE_F32) return layer + " has queries of unknown type";
+  if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || t.node->type != GGML_TYPE_F32)
+    return layer + " has queries of unknown type";
   const auto rows_of = [](const ggml_tensor* x, const CacheTensor* c) {
-    return x->nb[0] == sizeof(std::uint16_t) && x->nb[1] == c->row_bytes && x->nb[2] == static_cast<std::size_t>(x->ne[0]) * 2 &&
-           x->ne[0] * x->ne[2] == c->n_embd && c->cell_of(x->data) >= 0 &&
+    return x->nb[0] == sizeof(std::uint16_t) && x->nb[1] == c->row_bytes &&
+           x->nb[2] == static_cast<std::size_t>(x->ne[0]) * 2 && x->ne[0] * x->ne[2] == c->n_embd && c->cell_of(x->data) >= 0 &&
            (x->ne[3] == 1 || x->nb[3] == c->row_bytes * static_cast<std::size_t>(c->kv_size));
   };
-  if (!rows_of(k, kt) || !rows_of(v, vt) || kt->cell_of(k->data) != vt->cell_of(v->data) || k->ne[1] != v->ne[1] || q->ne[3] != k->ne[3]) {
+  if (!rows_of(k, kt) || !rows_of(v, vt) || kt->cell_of(k->data) != vt->cell_of(v->data) || k->ne[1] != v->ne[1] ||
+      q->ne[3] != k->ne[3]) {
     return layer + " looks at the cache in an unknown way";
   }
   if (static_cast<std::int64_t>(positions_.size()) < q->ne[1] * q->ne[3]) {
@@ -376,11 +388,13 @@ void GraphPass::attend(KvBuffer& buffer, const Touch& touch) {
   const ggml_tensor* mask = touch.node->src[3];
   const std::int64_t n = q->ne[1];
   const std::int64_t first = buffer.find(k)->cell_of(k->data);
-  if (static_cast<std::int64_t>(buffer.batch_cells.size()) != n * q->ne[3]) return;  // attention of another batch than the one placed
+  if (static_cast<std::int64_t>(buffer.batch_cells.size()) != n * q->ne[3])
+    return;  // attention of another batch than the one placed
   std::vector<MaskView> streams;
   for (std::int64_t s = 0; s < q->ne[3]; ++s) {
     MaskView view;
-    view.data = reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(mask->data) + static_cast<std::size_t>(s % mask->ne[3]) * mask->nb[3]);
+    view.data = reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(mask->data) +
+                                                       static_cast<std::size_t>(s % mask->ne[3]) * mask->nb[3]);
     view.token_stride = stride(mask->nb[1], sizeof(std::uint16_t));
     view.n_kv = k->ne[1];
     view.first_cell = first + s * buffer.find(k)->kv_size;
@@ -396,7 +410,9 @@ AttentionArgs GraphPass::attention_args(const KvBuffer& buffer, const Touch& tou
   const ggml_tensor* q = node->src[0];
   const ggml_tensor* k = node->src[1];
   const ggml_tensor* mask = node->src[3];
-  const auto at = [s](const ggml_tensor* t) { return static_cast<std::byte*>(t->data) + static_cast<std::size_t>(s % t->ne[3]) * t->nb[3]; };
+  const auto at = [s](const ggml_tensor* t) {
+    return static_cast<std::byte*>(t->data) + static_cast<std::size_t>(s % t->ne[3]) * t->nb[3];
+  };
   AttentionArgs a;
   a.cache = buffer.cache.get();
   a.layer_index = touch.tensor->layer_index;
@@ -469,7 +485,8 @@ void GraphPass::capture(KvBuffer& buffer, ggml_cgraph* graph) {
   for (const Touch& t : touches_) {
     if (t.buffer != &buffer) continue;
     if (t.use == Use::other && t.node->op == GGML_OP_MUL_MAT) {
-      refuse(fmt::format("attention on {} does not use flash attention and cannot be captured; start with -fa on", t.tensor->name));
+      refuse(fmt::format("attention on {} does not use flash attention and cannot be captured; start with -fa on",
+                         t.tensor->name));
     }
     if (t.use != Use::attention) continue;
     ggml_tensor* after = nullptr;
@@ -479,10 +496,12 @@ void GraphPass::capture(KvBuffer& buffer, ggml_cgraph* graph) {
       if (root_of(next) == t.node) after = next;
     }
     std::string why = attention_obstacle(buffer, t);
-    if (why.empty() && after == nullptr) why = fmt::format("nothing follows the attention of layer {} in this graph", t.tensor->layer);
+    if (why.empty() && after == nullptr)
+      why = fmt::format("nothing follows the attention of layer {} in this graph", t.tensor->layer);
     const std::int64_t n_tokens = t.node->src[0]->ne[1] * t.node->src[0]->ne[3];
     if (why.empty() && static_cast<std::int64_t>(buffer.batch_cells.size()) != n_tokens) {
-      why = fmt::format("the attention of layer {} has {} tokens, {} were stored", t.tensor->layer, n_tokens, buffer.batch_cells.size());
+      why = fmt::format("the attention of layer {} has {} tokens, {} were stored", t.tensor->layer, n_tokens,
+                        buffer.batch_cells.size());
     }
     if (!why.empty()) {
       counters().bypassed.fetch_add(1);
@@ -514,9 +533,11 @@ void GraphPass::capture(KvBuffer& buffer, ggml_cgraph* graph) {
     e.cells = buffer.batch_cells;
     e.positions = std::span(positions_).first(static_cast<std::size_t>(n_tokens));
     e.rope = layer.rope;
-    const auto* last = static_cast<const std::byte*>(e.mask.data) + static_cast<std::size_t>((e.n_streams - 1) % e.mask.ne[3]) * e.mask.nb[3] +
+    const auto* last = static_cast<const std::byte*>(e.mask.data) +
+                       static_cast<std::size_t>((e.n_streams - 1) % e.mask.ne[3]) * e.mask.nb[3] +
                        static_cast<std::size_t>(t.node->src[0]->ne[1] - 1) * e.mask.nb[1];
-    for (std::int64_t j = 0; j < e.k.ne[1]; ++j) e.last_visible += reinterpret_cast<const std::uint16_t*>(last)[j] != 0xFC00U ? 1 : 0;
+    for (std::int64_t j = 0; j < e.k.ne[1]; ++j)
+      e.last_visible += reinterpret_cast<const std::uint16_t*>(last)[j] != 0xFC00U ? 1 : 0;
     patch(after, CaptureOp::run, &op);
   }
 }

@@ -10,29 +10,29 @@
 
 namespace oscar::llama {
 
-#define OSCAR_HOST_FUNCTIONS(X)                                                                                       \
-  X(ggml_backend_dev_count)                                                                                           \
-  X(ggml_backend_dev_get)                                                                                             \
-  X(ggml_backend_graph_compute)                                                                                       \
-  X(ggml_init)                                                                                                        \
-  X(ggml_free)                                                                                                        \
-  X(ggml_new_tensor_1d)                                                                                               \
-  X(ggml_new_tensor_2d)                                                                                               \
-  X(ggml_new_tensor_4d)                                                                                               \
-  X(ggml_custom_4d)                                                                                                   \
-  X(ggml_set_rows)                                                                                                    \
-  X(ggml_rope_ext)                                                                                                    \
-  X(ggml_flash_attn_ext)                                                                                              \
-  X(ggml_reshape_1d)                                                                                                  \
-  X(ggml_view_1d)                                                                                                     \
-  X(ggml_permute)                                                                                                     \
-  X(ggml_transpose)                                                                                                   \
-  X(ggml_new_graph_custom)                                                                                            \
-  X(ggml_build_forward_expand)                                                                                        \
-  X(ggml_graph_n_nodes)                                                                                               \
-  X(ggml_graph_node)                                                                                                  \
-  X(ggml_nbytes)                                                                                                      \
-  X(ggml_op_name)                                                                                                     \
+#define OSCAR_HOST_FUNCTIONS(X) \
+  X(ggml_backend_dev_count)     \
+  X(ggml_backend_dev_get)       \
+  X(ggml_backend_graph_compute) \
+  X(ggml_init)                  \
+  X(ggml_free)                  \
+  X(ggml_new_tensor_1d)         \
+  X(ggml_new_tensor_2d)         \
+  X(ggml_new_tensor_4d)         \
+  X(ggml_custom_4d)             \
+  X(ggml_set_rows)              \
+  X(ggml_rope_ext)              \
+  X(ggml_flash_attn_ext)        \
+  X(ggml_reshape_1d)            \
+  X(ggml_view_1d)               \
+  X(ggml_permute)               \
+  X(ggml_transpose)             \
+  X(ggml_new_graph_custom)      \
+  X(ggml_build_forward_expand)  \
+  X(ggml_graph_n_nodes)         \
+  X(ggml_graph_node)            \
+  X(ggml_nbytes)                \
+  X(ggml_op_name)               \
   X(ggml_type_name)
 
 struct Host {

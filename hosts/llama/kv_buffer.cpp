@@ -70,10 +70,12 @@ void KvBuffer::add(const ggml_tensor* tensor) {
       give_up(fmt::format("{} is of type {}; OSCAR codes 16-bit rows itself, so start with -ctk f16 -ctv f16", entry->name,
                           host().ggml_type_name(tensor->type)));
     } else if (!tensors.empty() && entry->kv_size * entry->n_stream != n_cells()) {
-      give_up(fmt::format("{} has {} cells, the tensors before it {}", entry->name, entry->kv_size * entry->n_stream, n_cells()));
+      give_up(
+          fmt::format("{} has {} cells, the tensors before it {}", entry->name, entry->kv_size * entry->n_stream, n_cells()));
     }
   }
-  const auto at = std::lower_bound(layers.begin(), layers.end(), entry->layer, [](const CacheLayer& l, int n) { return l.layer < n; });
+  const auto at =
+      std::lower_bound(layers.begin(), layers.end(), entry->layer, [](const CacheLayer& l, int n) { return l.layer < n; });
   CacheLayer& layer = at != layers.end() && at->layer == entry->layer ? *at : *layers.insert(at, CacheLayer());
   layer.layer = entry->layer;
   (entry->is_k ? layer.k : layer.v) = entry.get();
@@ -85,7 +87,8 @@ void KvBuffer::add(const ggml_tensor* tensor) {
 }
 
 void KvBuffer::add_foreign(const ggml_tensor* tensor) {
-  if (service == Service::undecided) give_up(fmt::format("the buffer of {} also holds {}", tensors.front()->name, tensor->name));
+  if (service == Service::undecided)
+    give_up(fmt::format("the buffer of {} also holds {}", tensors.front()->name, tensor->name));
 }
 
 void KvBuffer::complete() {
@@ -99,7 +102,8 @@ void KvBuffer::complete() {
   if (service != Service::undecided) return;
   for (const CacheLayer& layer : layers) {
     if (layer.k == nullptr || layer.v == nullptr) {
-      give_up(fmt::format("layer {} caches no separate K and V rows (multi-head latent attention), which OSCAR does not support", layer.layer));
+      give_up(fmt::format(
+          "layer {} caches no separate K and V rows (multi-head latent attention), which OSCAR does not support", layer.layer));
       return;
     }
   }
@@ -131,7 +135,8 @@ void KvBuffer::choose() {
     return;
   }
   if (n_sliding != 0) {
-    give_up(fmt::format("{} of the {} layers in one cache have a sliding window, and OSCAR cannot mix them", n_sliding, layers.size()));
+    give_up(fmt::format("{} of the {} layers in one cache have a sliding window, and OSCAR cannot mix them", n_sliding,
+                        layers.size()));
     return;
   }
   artifact = choice.artifact;
@@ -164,17 +169,20 @@ std::size_t KvBuffer::planned_bytes() const {
 
 void KvBuffer::announce() const {
   if (service == Service::sliding) {
-    say(1, fmt::format("{} layers ({}) have a sliding window: left to llama.cpp at 16 bit | {:.1f} MiB at {} cells", layers.size(), ranges(layers),
-                       mib(size), n_cells()));
+    say(1, fmt::format("{} layers ({}) have a sliding window: left to llama.cpp at 16 bit | {:.1f} MiB at {} cells",
+                       layers.size(), ranges(layers), mib(size), n_cells()));
     return;
   }
   if (service != Service::undecided) return;
   if (codecs.empty()) {
-    say(1, fmt::format("{} layers, exact: every row 16 bit in OSCAR's own store | {:.1f} MiB at {} cells", layers.size(), mib(size), n_cells()));
+    say(1, fmt::format("{} layers, exact: every row 16 bit in OSCAR's own store | {:.1f} MiB at {} cells", layers.size(),
+                       mib(size), n_cells()));
     return;
   }
   const auto clip = [](const std::vector<float>& fitted, const std::optional<float>& given) {
-    const auto percent = [](float c) { return c > 0 ? fmt::format(".{:02.0f}", std::min(99.0F, 100 * c)) : std::string("off"); };
+    const auto percent = [](float c) {
+      return c > 0 ? fmt::format(".{:02.0f}", std::min(99.0F, 100 * c)) : std::string("off");
+    };
     if (given) return percent(*given);
     if (fitted.empty()) return std::string("off");
     const auto [low, high] = std::minmax_element(fitted.begin(), fitted.end());
@@ -189,11 +197,13 @@ void KvBuffer::announce() const {
   const LayerShape& shape = artifact->find(layers.front().layer)->shape;
   const auto group = [&](int dim) { return recipe.group_size == 0 ? dim : std::min(recipe.group_size, dim); };
   const std::size_t planned = planned_bytes();
-  say(1, fmt::format("{} layers, K {} g{} clip {} mean {} | V {} g{} clip {} mean {} | sink {} recent {} | {:.1f} MiB at {} cells ({:.1f}x) | "
+  say(1, fmt::format("{} layers, K {} g{} clip {} mean {} | V {} g{} clip {} mean {} | sink {} recent {} | {:.1f} MiB at {} "
+                     "cells ({:.1f}x) | "
                      "artifact sha256:{}..",
-                     layers.size(), recipe.codec, group(shape.k_dim), clip(clip_k, recipe.clip_k), to_string(recipe.k_mean), recipe.codec,
-                     group(shape.v_dim), clip(clip_v, recipe.clip_v), to_string(recipe.v_mean), config.windows.sink, config.windows.recent,
-                     mib(planned), n_cells(), static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
+                     layers.size(), recipe.codec, group(shape.k_dim), clip(clip_k, recipe.clip_k), to_string(recipe.k_mean),
+                     recipe.codec, group(shape.v_dim), clip(clip_v, recipe.clip_v), to_string(recipe.v_mean),
+                     config.windows.sink, config.windows.recent, mib(planned), n_cells(),
+                     static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
 }
 
 void KvBuffer::serve() {
@@ -218,7 +228,8 @@ void KvBuffer::serve() {
     for (std::size_t cell = 0; cell < raw_.size(); ++cell) {
       if (!raw_[cell]) continue;
       const auto* row = reinterpret_cast<const std::uint16_t*>(tensor->data + cell * tensor->row_bytes);
-      store->import_row(tensor->layer_index, tensor->is_k, static_cast<std::int64_t>(cell), {row, static_cast<std::size_t>(tensor->n_embd)});
+      store->import_row(tensor->layer_index, tensor->is_k, static_cast<std::int64_t>(cell),
+                        {row, static_cast<std::size_t>(tensor->n_embd)});
     }
   }
   cache = std::move(store);
@@ -294,7 +305,8 @@ void KvBuffer::shift_end() {
   std::vector<std::int32_t> deltas;
   for (std::size_t cell = 0; cell < shift_.size(); ++cell) {
     const auto position = cache->position(static_cast<std::int64_t>(cell));
-    if (shift_[cell] == 0 || (position >= 0 && position + shift_[cell] < 0)) continue;  // below 0: llama.cpp has dropped the cell
+    if (shift_[cell] == 0 || (position >= 0 && position + shift_[cell] < 0))
+      continue;  // below 0: llama.cpp has dropped the cell
     cells.push_back(static_cast<std::int64_t>(cell));
     deltas.push_back(shift_[cell]);
   }
@@ -312,7 +324,8 @@ void KvBuffer::read(const ggml_tensor* tensor, void* out, std::size_t offset, st
   }
   const CacheTensor* t = find(tensor);
   std::int64_t cell = t->cell_of(from);
-  if (cell < 0 || bytes % t->row_bytes != 0) die(fmt::format("llama.cpp reads part of a row of {}, which OSCAR cannot give", t->name));
+  if (cell < 0 || bytes % t->row_bytes != 0)
+    die(fmt::format("llama.cpp reads part of a row of {}, which OSCAR cannot give", t->name));
   auto* row = static_cast<std::uint16_t*>(out);
   for (std::size_t done = 0; done < bytes; done += t->row_bytes, ++cell, row += t->n_embd) {
     cache->export_row(t->layer_index, t->is_k, cell, {row, static_cast<std::size_t>(t->n_embd)});
@@ -353,7 +366,8 @@ bool KvBuffer::copy(const ggml_tensor* source, const ggml_tensor* destination) {
     if (service == Service::undecided) {
       const std::int64_t n = static_cast<std::int64_t>(host().ggml_nbytes(source) / from->row_bytes);
       for (std::int64_t i = 0; i < n; ++i) {
-        raw_[static_cast<std::size_t>(to->cell_of(destination->data) + i)] = raw_[static_cast<std::size_t>(from->cell_of(source->data) + i)];
+        raw_[static_cast<std::size_t>(to->cell_of(destination->data) + i)] =
+            raw_[static_cast<std::size_t>(from->cell_of(source->data) + i)];
       }
     }
     return true;
@@ -396,7 +410,11 @@ nlohmann::json KvBuffer::statistics() const {
     elements += t->n_embd;
   }
   nlohmann::json j = {{"layers", numbers},
-                      {"service", service == Service::served ? "served" : service == Service::sliding ? "sliding_window" : service == Service::plain ? "stock" : service == Service::delegate ? "delegate" : "undecided"},
+                      {"service", service == Service::served     ? "served"
+                                  : service == Service::sliding  ? "sliding_window"
+                                  : service == Service::plain    ? "stock"
+                                  : service == Service::delegate ? "delegate"
+                                                                 : "undecided"},
                       {"mode", to_string(config.mode)},
                       {"sliding_window", service == Service::sliding},
                       {"cells", n_cells()},
@@ -429,8 +447,10 @@ nlohmann::json KvBuffer::statistics() const {
   double bits = 0;
   for (const LayerCodecs& codec : codecs) bits += 8.0 * static_cast<double>(codec.k->row_bytes() + codec.v->row_bytes());
   j["bits_per_element"] = codecs.empty() ? 16.0 : bits / static_cast<double>(elements);
-  j["bits_per_element_all"] = used == 0 ? nlohmann::json(nullptr)
-                                        : nlohmann::json(8.0 * static_cast<double>(m.code_bytes + m.exact_bytes) / static_cast<double>(used * elements));
+  j["bits_per_element_all"] =
+      used == 0
+          ? nlohmann::json(nullptr)
+          : nlohmann::json(8.0 * static_cast<double>(m.code_bytes + m.exact_bytes) / static_cast<double>(used * elements));
   return j;
 }
 

@@ -69,7 +69,7 @@ class KvBuffer {
   [[nodiscard]] std::int64_t n_cells() const;
   void add(const ggml_tensor* tensor);  // may end in complete()
   void add_foreign(const ggml_tensor* tensor);
-  void complete();                      // idempotent
+  void complete();  // idempotent
 
   // Starts serving with the geometry learnt so far: makes the cache and moves rows of a loaded state into it.
   void serve();
@@ -100,7 +100,7 @@ class KvBuffer {
   [[nodiscard]] nlohmann::json statistics() const;
 
   ggml_backend_buffer_t buffer;
-  ggml_backend_buffer_i original;       // interface before conversion
+  ggml_backend_buffer_i original;  // interface before conversion
   ggml_backend_buffer_type_t original_type;
   void* original_context;
   std::byte* base;
@@ -138,7 +138,7 @@ bool is_cache_name(std::string_view name, bool* is_k, int* layer);
 void watch(ggml_backend_buffer_t buffer);
 void install_buffer_type(ggml_backend_buffer_type_t cpu);  // once
 ggml_backend_buffer_type_t kv_buffer_type();
-KvBuffer* find_buffer(const ggml_tensor* tensor);          // any tensor or view; null: not in a KV buffer of ours
-nlohmann::json cache_statistics(bool locked);              // live and freed buffers
+KvBuffer* find_buffer(const ggml_tensor* tensor);  // any tensor or view; null: not in a KV buffer of ours
+nlohmann::json cache_statistics(bool locked);      // live and freed buffers
 
 }  // namespace oscar::llama

@@ -145,7 +145,9 @@ bool type_is_host(ggml_backend_buffer_type_t) { return false; }  // nobody may r
 
 ggml_backend_buffer_type_t g_cpu_type = nullptr;
 // States kept "on device" are allocated with the type of our buffers: plain memory.
-ggml_backend_buffer_t type_alloc(ggml_backend_buffer_type_t, std::size_t size) { return g_cpu_type->iface.alloc_buffer(g_cpu_type, size); }
+ggml_backend_buffer_t type_alloc(ggml_backend_buffer_type_t, std::size_t size) {
+  return g_cpu_type->iface.alloc_buffer(g_cpu_type, size);
+}
 
 }  // namespace
 

@@ -25,22 +25,23 @@ extern "C" {
 // All functions returning `const char *` give NULL for success or one sentence, valid until the thread's next call.
 
 // Merges JSON into the configuration; applies to caches created afterwards.
-OSCAR_API const char * oscar_llama_configure(const char * json);
+OSCAR_API const char* oscar_llama_configure(const char* json);
 
 // Counters of this process as JSON text (the content of the OSCAR_STATS file); valid until the thread's next call. Keys:
 //   ggml_version, mode, artifact_digest, cpu_path,
-//   attention_served, attention_bypassed, attention_sliding_window (stock, by design), set_rows, graphs, shifts, captured_blocks,
-//   caches [{layers, sliding_window, cells, streams, cells_used, nominal_bytes, nominal_resident_bytes, code_bytes,
+//   attention_served, attention_bypassed, attention_sliding_window (stock, by design), set_rows, graphs, shifts,
+//   captured_blocks, caches [{layers, sliding_window, cells, streams, cells_used, nominal_bytes, nominal_resident_bytes,
+//   code_bytes,
 //            exact_bytes, peak_exact_bytes, bookkeeping_bytes, resident_bytes, rows_written, window_misses, imported_rows,
 //            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all}]  (live and freed)
 //   refused: null or a sentence
-OSCAR_API const char * oscar_llama_stats(void);
+OSCAR_API const char* oscar_llama_stats(void);
 
 // Moment capture (mode "capture"). model_json: {fingerprint, architecture, name, n_layer, sources: [{name, sha256, tokens}]}.
-OSCAR_API const char * oscar_llama_capture_begin(const char * model_json, const char * resume_path /* or NULL */);
+OSCAR_API const char* oscar_llama_capture_begin(const char* model_json, const char* resume_path /* or NULL */);
 // Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
-OSCAR_API const char * oscar_llama_capture_sequence(void);
-OSCAR_API const char * oscar_llama_capture_save(const char * path);
+OSCAR_API const char* oscar_llama_capture_sequence(void);
+OSCAR_API const char* oscar_llama_capture_save(const char* path);
 
 #ifdef __cplusplus
 }

@@ -37,7 +37,8 @@ std::string check_operations() {
   ggml_tensor* heads = h.ggml_new_tensor_4d(c, GGML_TYPE_F32, 64, 2, 4, 1);
   const ggml_tensor* set_rows = h.ggml_set_rows(c, half, rows, index);
   const ggml_tensor* attention = h.ggml_flash_attn_ext(c, q, kv, kv, mask, 0.5F, 2.0F, 3.0F);
-  const ggml_tensor* rope = h.ggml_rope_ext(c, heads, position, nullptr, 32, GGML_ROPE_TYPE_NEOX, 77, 5.0F, 6.0F, 0.7F, 0.8F, 9.0F, 10.0F);
+  const ggml_tensor* rope =
+      h.ggml_rope_ext(c, heads, position, nullptr, 32, GGML_ROPE_TYPE_NEOX, 77, 5.0F, 6.0F, 0.7F, 0.8F, 9.0F, 10.0F);
   const struct {
     const ggml_tensor* node;
     ggml_op expected;
@@ -51,7 +52,8 @@ std::string check_operations() {
                {rows, GGML_OP_NONE},
                {h.ggml_custom_4d(c, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, count_call, 1, nullptr), GGML_OP_CUSTOM}};
   for (const auto& entry : table) {
-    if (entry.node->op != entry.expected) return fmt::format("operation {} has number {} here", h.ggml_op_name(entry.node->op), static_cast<int>(entry.node->op));
+    if (entry.node->op != entry.expected)
+      return fmt::format("operation {} has number {} here", h.ggml_op_name(entry.node->op), static_cast<int>(entry.node->op));
   }
   float f[4] = {};
   std::memcpy(f, attention->op_params, 3 * sizeof(float));
@@ -60,7 +62,8 @@ std::string check_operations() {
   if (rope->op_params[1] != 32 || rope->op_params[4] != 77 || f[0] != 5.0F || f[1] != 6.0F || f[2] != 0.7F || f[3] != 0.8F) {
     return "the parameters of ROPE are laid out differently";
   }
-  if (set_rows->src[1] != index || root_of(set_rows) != half || attention->src[1] != kv || attention->src[3] != mask || rope->src[1] != position) {
+  if (set_rows->src[1] != index || root_of(set_rows) != half || attention->src[1] != kv || attention->src[3] != mask ||
+      rope->src[1] != position) {
     return "operands of SET_ROWS, FLASH_ATTN_EXT or ROPE are ordered differently";
   }
   return {};
@@ -69,14 +72,17 @@ std::string check_operations() {
 // What the graph pass does, once: a view node is turned into a custom operation for one run, and restored.
 std::string round_trip(ggml_backend_dev_t cpu) {
   const Host& h = host();
-  const std::unique_ptr<ggml_backend, void (*)(ggml_backend_t)> backend(
-      cpu->iface.init_backend(cpu, nullptr), [](ggml_backend_t b) { if (b != nullptr) b->iface.free(b); });
+  const std::unique_ptr<ggml_backend, void (*)(ggml_backend_t)> backend(cpu->iface.init_backend(cpu, nullptr),
+                                                                        [](ggml_backend_t b) {
+                                                                          if (b != nullptr) b->iface.free(b);
+                                                                        });
   if (!backend) return "the CPU device makes no backend";
   const auto& i = backend->iface;
   if (i.get_name == nullptr || i.free == nullptr || i.graph_compute == nullptr || i.graph_plan_compute == nullptr) {
     return "a required function of the CPU backend is missing";
   }
-  if (i.set_tensor_async != nullptr || i.get_tensor_async != nullptr || i.cpy_tensor_async != nullptr || i.event_record != nullptr) {
+  if (i.set_tensor_async != nullptr || i.get_tensor_async != nullptr || i.cpy_tensor_async != nullptr ||
+      i.event_record != nullptr) {
     return "the CPU backend has functions that it does not have in the certified release";
   }
   const Context owner = make_context(std::size_t{1024} * 1024, nullptr, false);
@@ -112,8 +118,8 @@ std::string self_probe(ggml_backend_dev_t cpu) {
   }
   if (d.event_new != nullptr) return "the CPU device has functions that it does not have in the certified release";
   const ggml_backend_buffer_type_t type = d.get_buffer_type(cpu);
-  if (type == nullptr || type->iface.get_name == nullptr || type->iface.alloc_buffer == nullptr || type->iface.get_alignment == nullptr ||
-      type->iface.is_host == nullptr || !type->iface.is_host(type)) {
+  if (type == nullptr || type->iface.get_name == nullptr || type->iface.alloc_buffer == nullptr ||
+      type->iface.get_alignment == nullptr || type->iface.is_host == nullptr || !type->iface.is_host(type)) {
     return "the CPU buffer type is laid out differently";
   }
 #if GGML_BACKEND_API_VERSION >= 3

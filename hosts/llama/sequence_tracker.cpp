@@ -11,7 +11,8 @@ std::vector<std::int64_t> sequence_ends(const MaskView& view) {
   const auto n = static_cast<std::int64_t>(view.cells.size());
   for (std::int64_t t = 0; t < n; ++t) {
     bool seen = false;
-    for (std::int64_t later = t + 1; later < n && !seen; ++later) seen = view.visible(later, view.cells[static_cast<std::size_t>(t)]);
+    for (std::int64_t later = t + 1; later < n && !seen; ++later)
+      seen = view.visible(later, view.cells[static_cast<std::size_t>(t)]);
     if (!seen) ends.push_back(t);
   }
   return ends;
@@ -71,7 +72,8 @@ void SequenceTracker::refresh(const KvCache& cache) {
 
 void SequenceTracker::drop_oldest(KvCache& cache) {
   while (tracks_.size() > kMaxTracks) {
-    const auto oldest = std::min_element(tracks_.begin(), tracks_.end(), [](const Track& a, const Track& b) { return a.used < b.used; });
+    const auto oldest =
+        std::min_element(tracks_.begin(), tracks_.end(), [](const Track& a, const Track& b) { return a.used < b.used; });
     if (oldest->used == batch_) return;  // all of them are running right now
     cache.set_members(oldest->id, {});
     tracks_.erase(oldest);

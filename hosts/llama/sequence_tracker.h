@@ -23,9 +23,9 @@ struct MaskView {
   const std::uint16_t* data = nullptr;  // binary16 [n_tokens, n_kv], -inf = invisible
   std::int64_t token_stride = 0;        // in elements
   std::int64_t n_kv = 0;
-  std::int64_t first_cell = 0;                // column j is cell first_cell + j
-  std::span<const std::int64_t> cells;        // cell of each token
-  std::span<const std::int32_t> positions;    // position of each token
+  std::int64_t first_cell = 0;              // column j is cell first_cell + j
+  std::span<const std::int64_t> cells;      // cell of each token
+  std::span<const std::int32_t> positions;  // position of each token
 
   [[nodiscard]] bool visible(std::int64_t token, std::int64_t cell) const {
     const std::int64_t column = cell - first_cell;

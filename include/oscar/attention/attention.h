@@ -23,20 +23,20 @@ struct AttentionArgs {
   std::int64_t first_cell = 0;  // stream's first cell; mask column j is cell first_cell + j
   std::int64_t n_kv = 0;        // columns looked at
 
-  int n_head = 0;               // query heads; a multiple of n_head_kv; head h reads KV head h / (n_head / n_head_kv)
+  int n_head = 0;  // query heads; a multiple of n_head_kv; head h reads KV head h / (n_head / n_head_kv)
   std::int64_t n_tokens = 0;
   const std::int32_t* positions = nullptr;  // [n_tokens]
   const float* q = nullptr;                 // q[t * q_token_stride + h * q_head_stride + d], strides in floats
   std::int64_t q_token_stride = 0, q_head_stride = 0;
-  float* out = nullptr;                     // likewise, [v_dim] per token and head
+  float* out = nullptr;  // likewise, [v_dim] per token and head
   std::int64_t out_token_stride = 0, out_head_stride = 0;
 
-  const std::uint16_t* mask = nullptr;      // binary16 [n_tokens, n_kv], additive, -inf = invisible; null: causal by position
-  std::int64_t mask_token_stride = 0;       // in elements
+  const std::uint16_t* mask = nullptr;  // binary16 [n_tokens, n_kv], additive, -inf = invisible; null: causal by position
+  std::int64_t mask_token_stride = 0;   // in elements
   float scale = 1.0F;
-  float softcap = 0.0F;                     // 0: none; else logit = softcap * tanh(scale * q.k / softcap)
-  const float* slopes = nullptr;            // [n_head] ALiBi slopes that multiply the mask; null: 1
-  const float* sinks = nullptr;             // [n_head] extra logit in the denominator (attention sinks); null: none
+  float softcap = 0.0F;           // 0: none; else logit = softcap * tanh(scale * q.k / softcap)
+  const float* slopes = nullptr;  // [n_head] ALiBi slopes that multiply the mask; null: 1
+  const float* sinks = nullptr;   // [n_head] extra logit in the denominator (attention sinks); null: none
 };
 
 // Double precision, scalar, straight from the definition over read_row(): the oracle, for ever.

@@ -26,7 +26,7 @@ namespace oscar {
     return static_cast<std::uint16_t>(sign | 0x7C00U | mantissa);
   }
   if (magnitude >= 0x477FF000U) return static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds to inf
-  if (magnitude < 0x38800000U) {                                                     // subnormal half or zero
+  if (magnitude < 0x38800000U) {                                                    // subnormal half or zero
     // Adding 0.5 aligns the mantissa so that the FPU's own rounding yields round-to-nearest-even at 2^-24.
     const float aligned = std::bit_cast<float>(magnitude) + 0.5F;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(aligned) - 0x3F000000U));

@@ -39,18 +39,18 @@ struct LayerShape {
 struct HeadMoments {
   MatrixD q_moment, k_moment, v_moment, o_moment, sst_moment;  // [D, D] or [Dv, Dv]
   VectorD k_sum, k_pre_sum, v_sum;
-  double sst_weight = 0;           // sum of w_t
-  std::int64_t tokens = 0;         // rows of K and V
-  std::int64_t queries = 0;        // rows of Q (tokens * g)
-  MatrixF k_samples, v_samples;    // [n, D]: evenly spaced tokens, post-RoPE K, rounded to binary16 as a cache row would be
+  double sst_weight = 0;         // sum of w_t
+  std::int64_t tokens = 0;       // rows of K and V
+  std::int64_t queries = 0;      // rows of Q (tokens * g)
+  MatrixF k_samples, v_samples;  // [n, D]: evenly spaced tokens, post-RoPE K, rounded to binary16 as a cache row would be
   std::vector<std::int32_t> sample_positions;  // [n]
 };
 
 struct CollectorConfig {
   std::int64_t pilot_tokens = 2048;
-  std::int64_t warmup_tokens = 4;    // tokens at positions < warmup_tokens of each sequence are not counted (attention sinks);
-                                     // nor are padding tokens, which a host marks by a negative position
-  std::int64_t max_samples = 512;    // per head; stride doubles when full, so the sample stays uniform and deterministic
+  std::int64_t warmup_tokens = 4;  // tokens at positions < warmup_tokens of each sequence are not counted (attention sinks);
+                                   // nor are padding tokens, which a host marks by a negative position
+  std::int64_t max_samples = 512;  // per head; stride doubles when full, so the sample stays uniform and deterministic
 };
 
 class MomentCollector {
@@ -96,15 +96,16 @@ struct ModelMoments {
   std::string model_fingerprint, architecture, model_name;
   int n_layer = 0;
   std::vector<TextSource> sources;
-  std::vector<LayerShape> shapes;                 // full-attention AND sliding-window layers, ascending
-  std::vector<std::vector<HeadMoments>> layers;   // parallel to shapes; empty for sliding-window layers
+  std::vector<LayerShape> shapes;                // full-attention AND sliding-window layers, ascending
+  std::vector<std::vector<HeadMoments>> layers;  // parallel to shapes; empty for sliding-window layers
   std::string date, tool_version;
 };
 // Adds b to a; Error when they are of different models or shapes. Exact up to fp64 rounding of one addition per entry, but
 // sst_moment stays weighted by each part's own pilot. Samples are thinned evenly so that each stands for as many tokens.
 // A calibration that is resumed equals an uninterrupted one when both collect the same stretches of text and merge in order.
 void merge(ModelMoments& a, const ModelMoments& b);
-void save_moments(const ModelMoments& moments, const std::string& path);  // safetensors, F64; written to a temporary, then renamed
+void save_moments(const ModelMoments& moments,
+                  const std::string& path);  // safetensors, F64; written to a temporary, then renamed
 ModelMoments load_moments(const std::string& path);
 
 }  // namespace oscar
