@@ -16,13 +16,13 @@ class MemoryTest(unittest.TestCase):
         # The whole nominal cache is missing from the idle process; what is there instead is bookkeeping per cell.
         self.assertGreater(stock.idle - coded.idle, nominal - 48 * MIB)
         self.assertEqual(cache["nominal_resident_bytes"], 0)
-        # Filling: far less than 16 bit, and not less than the codes themselves.
+        # Filling: the codes, and 16-bit rows of the windows and of the largest batch, whatever the length.
         self.assertGreater(cache["rows_written"], 1800)
-        at_16_bit = cache["rows_written"] * nominal / 32768
-        grown = coded.filled - coded.idle
-        self.assertLess(cache["resident_bytes"], 0.5 * at_16_bit)
+        self.assertGreater(cache["code_bytes"], 1500 * 30 * 2 * 3 * 20)
+        plan = cache["code_bytes"] + cache["peak_exact_bytes"] + cache["bookkeeping_bytes"]
+        self.assertLess(cache["resident_bytes"], plan + 8 * MIB)
         self.assertGreater(cache["resident_bytes"], cache["code_bytes"])
-        self.assertLess(grown, 0.5 * at_16_bit + 48 * MIB)
+        self.assertLess(cache["peak_exact_bytes"], (64 + 256 + 64 + 512 + 8) * 30 * 2 * 192 * 2)
 
 
 if __name__ == "__main__":
