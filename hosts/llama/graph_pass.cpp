@@ -63,6 +63,7 @@ ggml_status GraphPass::compute(ggml_cgraph* graph) {
   }
   std::sort(buffers.begin(), buffers.end());  // one order for all threads
   std::vector<std::unique_lock<std::mutex>> locks;
+  locks.reserve(buffers.size());
   for (KvBuffer* b : buffers) locks.emplace_back(b->mutex);
 
   patches_.clear();

@@ -36,7 +36,8 @@ namespace oscar::llama {
   X(ggml_type_name)
 
 struct Host {
-#define OSCAR_DECLARE(name) decltype(&::name) name = nullptr;
+// A declared name takes no parentheses.
+#define OSCAR_DECLARE(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
   OSCAR_HOST_FUNCTIONS(OSCAR_DECLARE)
 #undef OSCAR_DECLARE
   std::string version;  // ggml_version() of the program, set even when it is refused
