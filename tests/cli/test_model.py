@@ -12,8 +12,8 @@ from pathlib import Path
 from cli import OSCAR, clean_environment, oscar
 
 MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"]) for name in ("MODEL", "CALIBRATION", "TEXT"))
-# 3 sequences, saved after each.
-SIZE = ["-c", "512", "-n", "1300", "--save-every", "1"]
+# 3 sequences, saved after each; small batches, so that Ctrl-C is heard soon.
+SIZE = ["-c", "512", "-n", "1300", "-ub", "128", "--save-every", "1"]
 
 
 class Model(unittest.TestCase):
@@ -63,9 +63,8 @@ class Model(unittest.TestCase):
         self.assertIn("the floor is 1024", done.stderr)
 
     def test_b6_resumed_equals_uninterrupted(self):
-        """Killed by Ctrl-C after a checkpoint, resumed: byte-identical moments but for the date."""
         output, moments = self.folder / "resumed.oscar.safetensors", self.folder / "resumed.moments.safetensors"
-        words = ["calibrate", "-m", MODEL, "-f", CALIBRATION, *SIZE, "-ub", "64", "-o", output]
+        words = ["calibrate", "-m", MODEL, "-f", CALIBRATION, *SIZE, "-o", output]
         process = subprocess.Popen([OSCAR, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=clean_environment())
         deadline = time.monotonic() + 300
         while not moments.exists() and time.monotonic() < deadline and process.poll() is None:
@@ -79,9 +78,7 @@ class Model(unittest.TestCase):
         resumed = json.loads(again.stdout)
         self.assertEqual(resumed["tokens"], 1300)
         self.assertLess(resumed["run_tokens"], 1000)
-        for whole, part in zip(self.calibrated["heads"], resumed["heads"]):
-            self.assertAlmostEqual(whole["k_error"], part["k_error"], delta=0.02 * whole["k_error"])
-            self.assertAlmostEqual(whole["clip_k"], part["clip_k"], delta=0.02)
+        self.assertEqual(resumed["heads"], self.calibrated["heads"])  # every error and threshold, bit for bit
 
     def test_merge_and_refit(self):
         doubled = self.folder / "doubled.moments.safetensors"

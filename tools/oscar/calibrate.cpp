@@ -27,7 +27,8 @@ namespace fs = std::filesystem;
 struct CalibrateOptions {
   HostOptions host;
   std::vector<std::string> texts;
-  std::string output, moments, resume, from_moments, rotation = "per-head", k_mean, v_mean, k_objective, v_objective, format = "md";
+  std::string output, moments, resume, from_moments, rotation = "per-head", k_mean, v_mean, k_objective, v_objective,
+                                                     format = "md";
   std::int64_t tokens = 32768, token_floor = 1024;
   int save_every = 0, group_size = 0;
   float clip_k = -1.0F, clip_v = -1.0F;
@@ -38,16 +39,21 @@ constexpr std::int64_t kRecommendedTokens = 32768;
 
 FitOptions fit_options(const CalibrateOptions& options) {
   FitOptions fit;
-  if (options.rotation == "per-head") fit.recipe.per_head = true;
-  else if (options.rotation == "layer") fit.recipe.per_head = false;
-  else fail("--rotation is {}, but only per-head and layer exist", options.rotation);
+  if (options.rotation == "per-head")
+    fit.recipe.per_head = true;
+  else if (options.rotation == "layer")
+    fit.recipe.per_head = false;
+  else
+    fail("--rotation is {}, but only per-head and layer exist", options.rotation);
   if (!options.k_mean.empty()) fit.recipe.k_mean = parse_mean_mode(options.k_mean);
   if (!options.v_mean.empty()) fit.recipe.v_mean = parse_mean_mode(options.v_mean);
-  if (fit.recipe.v_mean == MeanMode::rope) fail("--v-mean rope makes no sense: values are not rotated by RoPE (none or static)");
+  if (fit.recipe.v_mean == MeanMode::rope)
+    fail("--v-mean rope makes no sense: values are not rotated by RoPE (none or static)");
   if (!options.k_objective.empty()) fit.recipe.k_objective = options.k_objective;
   if (!options.v_objective.empty()) fit.recipe.v_objective = options.v_objective;
   for (const auto& [flag, value] : {std::pair{"--clip-k", options.clip_k}, std::pair{"--clip-v", options.clip_v}}) {
-    if (std::isnan(value) || value > 1.0F) fail("{} is {}, but it is a share of coordinates: 0 (no clipping) to 1", flag, value);
+    if (std::isnan(value) || value > 1.0F)
+      fail("{} is {}, but it is a share of coordinates: 0 (no clipping) to 1", flag, value);
   }
   if (options.clip_k >= 0.0F) fit.recipe.clip_k = options.clip_k;
   if (options.clip_v >= 0.0F) fit.recipe.clip_v = options.clip_v;
@@ -107,13 +113,14 @@ std::string layer_table(const FitReport& report) {
 Table head_table(const FitReport& report) {
   Table table({"layer", "head", "k_error", "v_error", "mean_share", "head_overlap", "clip_k", "clip_v", "flag"});
   for (const FitReport::Row& row : report.rows) {
-    table.add({row.layer, row.head, row.k_error, row.v_error, row.mean_share, row.head_overlap, row.clip_k, row.clip_v, row.flag});
+    table.add(
+        {row.layer, row.head, row.k_error, row.v_error, row.mean_share, row.head_overlap, row.clip_k, row.clip_v, row.flag});
   }
   return table;
 }
 
-int finish(const ModelMoments& moments, const CalibrateOptions& options, const fs::path& output, const std::string& moments_path,
-           const Run& run) {
+int finish(const ModelMoments& moments, const CalibrateOptions& options, const fs::path& output,
+           const std::string& moments_path, const Run& run) {
   const Format format = parse_format(options.format);
   const std::int64_t tokens = total_tokens(moments);
   FitReport report;
@@ -121,8 +128,8 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
   if (options.host.n_ctx > 0 && run.tokens > 0) artifact.provenance["n_ctx"] = options.host.n_ctx;
   save_artifact(artifact, output);
   if (tokens < kRecommendedTokens) {
-    report.warnings.push_back(fmt::format("{} tokens are few: {} or more give steadier rotations (-n, longer or more texts)", tokens,
-                                          kRecommendedTokens));
+    report.warnings.push_back(fmt::format("{} tokens are few: {} or more give steadier rotations (-n, longer or more texts)",
+                                          tokens, kRecommendedTokens));
   }
   for (const std::string& warning : report.warnings) fmt::print(stderr, "oscar: warning: {}\n", warning);
   if (format == Format::csv) {
@@ -159,10 +166,12 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
     return kOk;
   }
   print(layer_table(report));
-  print(fmt::format("\n{}: {} layers, {} tokens, digest {}\n", output.string(), artifact.layers.size(), tokens, artifact.digest.substr(0, 16)));
+  print(fmt::format("\n{}: {} layers, {} tokens, digest {}\n", output.string(), artifact.layers.size(), tokens,
+                    artifact.digest.substr(0, 16)));
   if (run.tokens > 0) {
-    print(fmt::format("{} tokens in {} ({:.1f} t/s), peak RSS {}; moments kept in {} (oscar merge, --from-moments)\n", run.tokens,
-                      human_seconds(run.seconds), rate, human_bytes(static_cast<double>(run.peak_rss)), moments_path));
+    print(fmt::format("{} tokens in {} ({:.1f} t/s), peak RSS {}; moments kept in {} (oscar merge, --from-moments)\n",
+                      run.tokens, human_seconds(run.seconds), rate, human_bytes(static_cast<double>(run.peak_rss)),
+                      moments_path));
   }
   return kOk;
 }
@@ -218,7 +227,8 @@ class Calibration {
     for (const std::string& path : options_.texts) sources_.push_back(open_source(model, path, options_.tokens));
     // Tokens an earlier run fed are skipped; texts it used and this one does not name stay in the record.
     for (const TextSource& old : done) {
-      const auto same = std::find_if(sources_.begin(), sources_.end(), [&](const Source& s) { return s.info.sha256 == old.sha256; });
+      const auto same =
+          std::find_if(sources_.begin(), sources_.end(), [&](const Source& s) { return s.info.sha256 == old.sha256; });
       if (same == sources_.end()) {
         others_.push_back(old);
       } else {
@@ -280,12 +290,15 @@ class Calibration {
     for (const Source& source : sources_) available += static_cast<std::int64_t>(source.tokens.size() - source.next);
     const std::int64_t target = std::min(options_.tokens, available);
     if (target < options_.token_floor) {
-      fail("the texts give {} tokens, the floor is {}: use longer or more texts (or --token-floor)", target, options_.token_floor);
+      fail("the texts give {} tokens, the floor is {}: use longer or more texts (or --token-floor)", target,
+           options_.token_floor);
     }
-    if (available < options_.tokens) fmt::print(stderr, "oscar: warning: the texts give {} tokens of the {} wanted\n", available, options_.tokens);
+    if (available < options_.tokens)
+      fmt::print(stderr, "oscar: warning: the texts give {} tokens of the {} wanted\n", available, options_.tokens);
     Progress progress("calibrating", static_cast<double>(target - already), "tokens");
     // Moments begin anew after each save (their pilot too), so sequences that are short are saved several at a time.
-    const int save_every = options_.save_every > 0 ? options_.save_every : (kSaveTokens + context.n_ctx() - 1) / context.n_ctx();
+    const int save_every =
+        options_.save_every > 0 ? options_.save_every : (kSaveTokens + context.n_ctx() - 1) / context.n_ctx();
     int since_save = 0;
     while (fed_ < target) {
       Source* source = pick();
@@ -350,7 +363,8 @@ int calibrate(CalibrateOptions options) {
   if (options.tokens < 1) fail("-n {} makes no sense: a number of tokens", options.tokens);
   if (options.host.n_ctx < 64) fail("-c {} is too short a sequence: 64 tokens or more", options.host.n_ctx);
   const GgufModel model = describe_model(Gguf(options.host.model));
-  const fs::path output = options.output.empty() ? beside_model(options.host.model, ".oscar.safetensors", model.fingerprint) : fs::path(options.output);
+  const fs::path output = options.output.empty() ? beside_model(options.host.model, ".oscar.safetensors", model.fingerprint)
+                                                 : fs::path(options.output);
   fs::path moments_path = options.moments;
   if (moments_path.empty()) {
     moments_path = output.string();
@@ -383,18 +397,22 @@ void add_calibrate(CommandLine& line) {
   command.usage("-m MODEL -f TEXT [-f TEXT ...] [options]");
   command.usage("--from-moments FILE [-m MODEL | -o OUT] [options]");
   command.text(
-      "Runs the model over the text once (stock attention, no weights changed), collects second moments of keys, values and queries per layer "
+      "Runs the model over the text once (stock attention, no weights changed), collects second moments of keys, values and "
+      "queries per layer "
       "and KV head in constant memory, and fits rotations, means and clip thresholds. The artifact goes beside the model as "
       "MODEL.oscar.safetensors, where run, compare and exec find it; it fits every quantisation of the same weights.");
   command.text(
-      "Moments are saved as it goes, next to the output. Ctrl-C stops; --resume FILE goes on where it stopped. Moments of several "
+      "Moments are saved as it goes, next to the output. Ctrl-C stops; --resume FILE goes on where it stopped. Moments of "
+      "several "
       "runs or machines add up with oscar merge, and --from-moments fits again without running the model.");
   command.text(
-      "The table shows per layer: the expected relative error of logits (K) and values (V), how much of K's energy is its mean, how far the "
+      "The table shows per layer: the expected relative error of logits (K) and values (V), how much of K's energy is its "
+      "mean, how far the "
       "heads share their main axes (near 1: one rotation per layer would do), clip thresholds, and notes on worrying heads.");
   options->host.n_ctx = 4096;
   add_host(command, options->host, "length of a sequence");
-  command.option("-f,--file", options->texts, "FILE", "text to calibrate on; repeatable, texts take turns")->allow_extra_args(false);
+  command.option("-f,--file", options->texts, "FILE", "text to calibrate on; repeatable, texts take turns")
+      ->allow_extra_args(false);
   command.option("-n,--tokens", options->tokens, "N", "tokens in all");
   command.option("-o,--output", options->output, "FILE", "artifact to write; default: beside the model");
   command.option("--moments", options->moments, "FILE", "moments to write; default: OUTPUT with .moments.safetensors");
@@ -406,19 +424,24 @@ void add_calibrate(CommandLine& line) {
   command.option("--v-mean", options->v_mean, "MODE", "mean removed from V: none (default) or static", "OSCAR_V_MEAN");
   command.option("--clip-k", options->clip_k, "RATIO", "clip ratio of K instead of the fitted one, 0 = off (published: 0.96)");
   command.option("--clip-v", options->clip_v, "RATIO", "clip ratio of V instead of the fitted one, 0 = off (published: 0.92)");
-  command.option("--objective-k", options->k_objective, "NAME", "MOMENT_COMPOSITION of K, for example qqt_r_h_pbr (default) or ktk_r_h");
-  command.option("--objective-v", options->v_objective, "NAME", "MOMENT_COMPOSITION of V, for example sst_r_h_pbr (default) or oot_r_h_pbr");
+  command.option("--objective-k", options->k_objective, "NAME",
+                 "MOMENT_COMPOSITION of K, for example qqt_r_h_pbr (default) or ktk_r_h");
+  command.option("--objective-v", options->v_objective, "NAME",
+                 "MOMENT_COMPOSITION of V, for example sst_r_h_pbr (default) or oot_r_h_pbr");
   command.option("--group-size", options->group_size, "N", "coordinates that share a scale, 0 = the whole head");
   command.option("--token-floor", options->token_floor, "N", "refuse to fit on fewer tokens");
   command.option("--format", options->format, "FORMAT", "of the table: md, json or csv");
   command.example("oscar calibrate -m model.gguf -f prose.txt -f code.txt", "32k tokens, half prose, half code");
   command.example("oscar calibrate -m model.gguf -f prose.txt --resume model.moments.safetensors", "go on after Ctrl-C");
-  command.example("oscar calibrate -m model.gguf --from-moments model.moments.safetensors --rotation layer", "another recipe, seconds");
+  command.example("oscar calibrate -m model.gguf --from-moments model.moments.safetensors --rotation layer",
+                  "another recipe, seconds");
   command.json_key("artifact, digest, moments", "files written; the artifact's SHA-256 digest");
   command.json_key("model_fingerprint, architecture, sources[]", "what was calibrated, on what: {name, sha256, tokens}");
-  command.json_key("tokens, run_tokens, run_seconds, tokens_per_second, peak_rss_bytes", "in all; by this run (0: only fitted)");
+  command.json_key("tokens, run_tokens, run_seconds, tokens_per_second, peak_rss_bytes",
+                   "in all; by this run (0: only fitted)");
   command.json_key("recipe", "{codec, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
-  command.json_key("heads[]", "{layer, head, k_error, v_error, mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");
+  command.json_key("heads[]",
+                   "{layer, head, k_error, v_error, mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");
   command.json_key("warnings[]", "sentences");
   command.action([options] { return calibrate(*options); });
 }

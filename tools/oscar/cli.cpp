@@ -96,7 +96,8 @@ std::vector<std::string> translate(const Command& command, const std::vector<std
   std::vector<std::string> out;
   for (std::size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
-    const bool number = arg.size() > 1 && arg[0] == '-' && (std::isdigit(static_cast<unsigned char>(arg[1])) != 0 || arg[1] == '.');
+    const bool number =
+        arg.size() > 1 && arg[0] == '-' && (std::isdigit(static_cast<unsigned char>(arg[1])) != 0 || arg[1] == '.');
     if (arg.size() < 2 || arg[0] != '-' || number) {
       out.push_back(arg);
       continue;
@@ -112,7 +113,8 @@ std::vector<std::string> translate(const Command& command, const std::vector<std
       }
     }
     out.push_back(equals == std::string::npos ? parsed : parsed + arg.substr(equals));
-    if (equals == std::string::npos && doc->option != nullptr && doc->option->get_items_expected_min() > 0 && i + 1 < args.size()) {
+    if (equals == std::string::npos && doc->option != nullptr && doc->option->get_items_expected_min() > 0 &&
+        i + 1 < args.size()) {
       out.push_back(args[++i]);
     }
   }
@@ -127,8 +129,9 @@ Command::Command(CLI::App& parent, std::string name, std::string summary)
   options_.push_back({{"-h", "--help"}, "", "print this help", "", "", app_->add_flag("-h,--help")});
 }
 
-CLI::Option* Command::document(const std::string& names, const std::string& meta, const std::string& help, const std::string& shown,
-                               const std::string& env, const std::function<CLI::Option*(const std::string&)>& add) {
+CLI::Option* Command::document(const std::string& names, const std::string& meta, const std::string& help,
+                               const std::string& shown, const std::string& env,
+                               const std::function<CLI::Option*(const std::string&)>& add) {
   OptionDoc doc{split(names, ','), meta, help, shown, env, nullptr};
   std::vector<std::string> parsed;
   for (const std::string& name : doc.names) {
@@ -189,19 +192,20 @@ Command& CommandLine::add(const std::string& name, const std::string& summary) {
 }
 
 std::string CommandLine::help_text() const {
-  std::string out = fmt::format("oscar {}: 2-bit KV-cache quantization for llama.cpp\n\nusage: oscar COMMAND [options]\n\ncommands:\n",
-                                version());
+  std::string out = fmt::format(
+      "oscar {}: 2-bit KV-cache quantization for llama.cpp\n\nusage: oscar COMMAND [options]\n\ncommands:\n", version());
   for (const auto& command : commands_) {
     if (!command->hidden()) out += entry(command->name(), command->summary());
   }
-  out += "\n  oscar COMMAND --help teaches one command; oscar --version prints the version.\n"
-         "  Flags win over their environment twins, and those over what an artifact says.\n"
-         "  Results go to stdout, progress to stderr. Exit codes: 0 done, 1 bad input, 2 wrong usage,\n"
-         "  3 attention was not served by OSCAR.\n"
-         "\nfirst steps:\n"
-         "  oscar calibrate -m model.gguf -f text.txt\n"
-         "  oscar run -m model.gguf -p \"Hello\"\n"
-         "  oscar exec -- llama-server -m model.gguf\n";
+  out +=
+      "\n  oscar COMMAND --help teaches one command; oscar --version prints the version.\n"
+      "  Flags win over their environment twins, and those over what an artifact says.\n"
+      "  Results go to stdout, progress to stderr. Exit codes: 0 done, 1 bad input, 2 wrong usage,\n"
+      "  3 attention was not served by OSCAR.\n"
+      "\nfirst steps:\n"
+      "  oscar calibrate -m model.gguf -f text.txt\n"
+      "  oscar run -m model.gguf -p \"Hello\"\n"
+      "  oscar exec -- llama-server -m model.gguf\n";
   return out;
 }
 
@@ -209,7 +213,8 @@ std::string CommandLine::markdown() const {
   std::string out =
       "# The `oscar` command\n\n"
       "Written by `oscar help --markdown`; a test checks that this file is current.\n\n"
-      "Flags win over their environment twins, and those over what an artifact says. Results go to stdout, progress to stderr.\n"
+      "Flags win over their environment twins, and those over what an artifact says. Results go to stdout, progress to "
+      "stderr.\n"
       "Exit codes: 0 done, 1 bad input (`inspect`: unsound), 2 wrong usage, 3 attention was not served by OSCAR.\n\n"
       "| command | what it does |\n|---|---|\n";
   for (const auto& command : commands_) {
@@ -239,7 +244,8 @@ int CommandLine::main(int argc, char** argv) {
   if (found == commands_.end()) {
     std::string hint;
     for (const auto& command : commands_) {
-      if (!command->hidden() && distance(args[0], command->name()) <= 2) hint = fmt::format("; did you mean {}?", command->name());
+      if (!command->hidden() && distance(args[0], command->name()) <= 2)
+        hint = fmt::format("; did you mean {}?", command->name());
     }
     fmt::print(stderr, "oscar: error: there is no command {}{} (oscar --help lists them)\n", args[0], hint);
     return kUsage;

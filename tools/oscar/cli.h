@@ -24,8 +24,8 @@ struct OptionDoc {
   std::vector<std::string> names;  // as the user types them: "-ub", "--ubatch-size"
   std::string value;               // "N", "FILE"; empty for switches
   std::string help;
-  std::string default_text;        // empty: none
-  std::string env;                 // empty: none
+  std::string default_text;  // empty: none
+  std::string env;           // empty: none
   CLI::Option* option = nullptr;
 };
 

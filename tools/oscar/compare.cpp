@@ -84,7 +84,8 @@ void compare_rows(const Context& base, const Context& other, int n_vocab, const 
       try {
         for (std::size_t i = thread; i < n; i += n_threads) {
           const auto size = static_cast<std::size_t>(n_vocab);
-          out[at + i] = difference({base.logits(static_cast<int>(i)), size}, {other.logits(static_cast<int>(i)), size}, targets[i]);
+          out[at + i] =
+              difference({base.logits(static_cast<int>(i)), size}, {other.logits(static_cast<int>(i)), size}, targets[i]);
         }
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -102,16 +103,19 @@ std::vector<std::vector<llama_token>> cut(const Model& model, const std::string&
   const bool bos = llama_vocab_get_add_bos(vocab);
   const std::size_t length = static_cast<std::size_t>(n_ctx) - (bos ? 1 : 0);
   std::vector<std::vector<llama_token>> out;
-  for (std::size_t begin = 0; begin < tokens.size() && (chunks < 0 || out.size() < static_cast<std::size_t>(chunks)); begin += length) {
+  for (std::size_t begin = 0; begin < tokens.size() && (chunks < 0 || out.size() < static_cast<std::size_t>(chunks));
+       begin += length) {
     const std::size_t end = std::min(tokens.size(), begin + length);
     if (end - begin < length && !out.empty()) break;  // a short rest would weigh shallow positions more
     std::vector<llama_token> chunk;
     if (bos) chunk.push_back(llama_vocab_bos(vocab));
-    chunk.insert(chunk.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin), tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    chunk.insert(chunk.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                 tokens.begin() + static_cast<std::ptrdiff_t>(end));
     out.push_back(std::move(chunk));
   }
   if (out.empty() || static_cast<int>(out[0].size()) < from + 2) {
-    fail("the text has {} tokens, but positions are judged from {} on: use a longer text or a smaller --from", tokens.size(), from);
+    fail("the text has {} tokens, but positions are judged from {} on: use a longer text or a smaller --from", tokens.size(),
+         from);
   }
   return out;
 }
@@ -123,30 +127,34 @@ void print_result(const nlohmann::ordered_json& result, Format format) {
     print(result.dump(1) + "\n");
     return;
   }
-  Table table({"cache", "bits", "bits, all", "KV MiB", "f16 MiB", "KL mean", "±", "KL median", "KL 99 %", "KL max", "same top %", "± %",
-               "PPL", "PPL ratio", "± ratio", "t/s"});
+  Table table({"cache", "bits", "bits, all", "KV MiB", "f16 MiB", "KL mean", "±", "KL median", "KL 99 %", "KL max",
+               "same top %", "± %", "PPL", "PPL ratio", "± ratio", "t/s"});
   const auto& base = result["base"];
   const auto mib = [](const nlohmann::ordered_json& bytes) {
     return bytes.is_null() ? nlohmann::ordered_json() : nlohmann::ordered_json(bytes.get<double>() / 1048576.0);
   };
-  const auto half = [](const nlohmann::ordered_json& ci, double scale) { return scale * (ci[1].get<double>() - ci[0].get<double>()) / 2.0; };
+  const auto half = [](const nlohmann::ordered_json& ci, double scale) {
+    return scale * (ci[1].get<double>() - ci[0].get<double>()) / 2.0;
+  };
   const nlohmann::ordered_json none;
-  table.add({base["name"], base["bits_per_element"], base["bits_per_element_all"], mib(base["kv_bytes"]), mib(base["kv_bytes_f16"]), none,
-             none, none, none, none, none, none, base["ppl"], none, none, base["pp"]});
+  table.add({base["name"], base["bits_per_element"], base["bits_per_element_all"], mib(base["kv_bytes"]),
+             mib(base["kv_bytes_f16"]), none, none, none, none, none, none, none, base["ppl"], none, none, base["pp"]});
   for (const auto& v : result["variants"]) {
-    table.add({v["name"], v["bits_per_element"], v["bits_per_element_all"], mib(v["kv_bytes"]), mib(v["kv_bytes_f16"]), v["kl_mean"],
-               half(v["kl_mean_ci"], 1), v["kl_median"], v["kl_p99"], v["kl_max"], 100.0 * v["same_top"].get<double>(),
-               half(v["same_top_ci"], 100), v["ppl"], v["ppl_ratio"], half(v["ppl_ratio_ci"], 1), v["pp"]});
+    table.add({v["name"], v["bits_per_element"], v["bits_per_element_all"], mib(v["kv_bytes"]), mib(v["kv_bytes_f16"]),
+               v["kl_mean"], half(v["kl_mean_ci"], 1), v["kl_median"], v["kl_p99"], v["kl_max"],
+               100.0 * v["same_top"].get<double>(), half(v["same_top_ci"], 100), v["ppl"], v["ppl_ratio"],
+               half(v["ppl_ratio_ci"], 1), v["pp"]});
   }
   if (format == Format::csv) {
     print(table.csv());
     return;
   }
   print(table.markdown());
-  print(fmt::format("\n{}, {}: {} chunks of {} tokens, {} positions from {} on; KL in nats; ± = half of the 95 % interval (seed {})\n",
-                    result["model"].get<std::string>(), result["text"].get<std::string>(), result["chunks"].get<int>(),
-                    result["n_ctx"].get<int>(), result["positions"].get<std::int64_t>(), result["from"].get<int>(),
-                    result["seed"].get<std::uint64_t>()));
+  print(fmt::format(
+      "\n{}, {}: {} chunks of {} tokens, {} positions from {} on; KL in nats; ± = half of the 95 % interval (seed {})\n",
+      result["model"].get<std::string>(), result["text"].get<std::string>(), result["chunks"].get<int>(),
+      result["n_ctx"].get<int>(), result["positions"].get<std::int64_t>(), result["from"].get<int>(),
+      result["seed"].get<std::uint64_t>()));
 }
 
 nlohmann::ordered_json describe(const Contender& c, const CacheReport& cache, double tokens) {
@@ -169,7 +177,8 @@ int compare(CompareOptions options) {
   check(options.host);
   const Format format = parse_format(options.format);
   if (options.text.empty()) fail("no text was named: use -f TEXT");
-  if (options.chunks == 0 || options.chunks < -1) fail("--chunks {} makes no sense: a number from 1, or -1 for the whole text", options.chunks);
+  if (options.chunks == 0 || options.chunks < -1)
+    fail("--chunks {} makes no sense: a number from 1, or -1 for the whole text", options.chunks);
   if (options.from < 0) fail("--from {} makes no sense: it is a position", options.from);
   if (options.host.n_ctx == 0) options.host.n_ctx = 4096;
   const int n_ctx = options.host.n_ctx;
@@ -179,6 +188,7 @@ int compare(CompareOptions options) {
   const std::string text = read_text(options.text);
   std::vector<Contender> all = contenders(options);
   std::vector<std::string> artifacts;
+  artifacts.reserve(all.size());
   for (const Contender& c : all) artifacts.push_back(resolve_artifact(c.settings, options.host.model));
 
   Plugin::start(all[0].settings.mode != "stock", options.host.verbose);
@@ -242,7 +252,8 @@ int compare(CompareOptions options) {
     const Contender& c = all[i];
     nlohmann::ordered_json out = describe(c, cache_report(stats, i, all.size()), static_cast<double>(total));
     if (Plugin::loaded() && (c.served == 0 || c.bypassed > 0)) {
-      fmt::print(stderr, "oscar: error: {}: {} attention operations were served and {} bypassed\n", c.name, c.served, c.bypassed);
+      fmt::print(stderr, "oscar: error: {}: {} attention operations were served and {} bypassed\n", c.name, c.served,
+                 c.bypassed);
       code = kNotServed;
     }
     if (i == 0) {
@@ -254,7 +265,9 @@ int compare(CompareOptions options) {
       result["positions"] = s.positions;
       result["base"]["ppl"] = s.ppl_base;
       if (s.positions < kFewPositions) {
-        fmt::print(stderr, "oscar: warning: {} positions are too few for a claim; use a longer text, --chunks or a smaller --from\n", s.positions);
+        fmt::print(stderr,
+                   "oscar: warning: {} positions are too few for a claim; use a longer text, --chunks or a smaller --from\n",
+                   s.positions);
       }
     }
     out["kl_mean"] = s.kl_mean.value;
@@ -286,11 +299,15 @@ void add_compare(CommandLine& line) {
   const auto options = std::make_shared<CompareOptions>();
   command.usage("-m MODEL -f TEXT [options]");
   command.text(
-      "Runs the model with both caches side by side over chunks of the text and compares the logits at every position from --from on (below "
-      "sink + recent both read 16-bit rows). The base is OSCAR's own 16-bit mode, because any other arithmetic differs from llama.cpp's by "
-      "rounding that CPU matrix products amplify: KL against mode delegate is about 0.003 at best. Never judge on the calibration text.");
+      "Runs the model with both caches side by side over chunks of the text and compares the logits at every position from "
+      "--from on (below "
+      "sink + recent both read 16-bit rows). The base is OSCAR's own 16-bit mode, because any other arithmetic differs from "
+      "llama.cpp's by "
+      "rounding that CPU matrix products amplify: KL against mode delegate is about 0.003 at best. Never judge on the "
+      "calibration text.");
   command.text(
-      "KL(base || variant) in nats, from double-precision log-softmax over the whole vocabulary; 95 % intervals from a bootstrap over blocks "
+      "KL(base || variant) in nats, from double-precision log-softmax over the whole vocabulary; 95 % intervals from a "
+      "bootstrap over blocks "
       "of 64 positions.");
   options->host.n_ctx = 4096;
   add_host(command, options->host, "tokens of a chunk");
@@ -299,19 +316,23 @@ void add_compare(CommandLine& line) {
   command.option("--from", options->from, "POSITION", "first position judged, 0 = 1024 or half the context", "");
   command.option("--mode-a", options->mode_a, "MODE", "base: exact, delegate, stock or oscar");
   command.option("--mode-b", options->mode_b, "MODE", "what is judged: oscar, exact, delegate or stock");
-  command.option("--variant", options->variants, "KEY=VALUE[,...]",
-                 "one more contender: mode-b with these settings (k_mean, v_mean, clip_k, clip_v, sink, recent, rollback, artifact, mode); repeatable")
+  command
+      .option("--variant", options->variants, "KEY=VALUE[,...]",
+              "one more contender: mode-b with these settings (k_mean, v_mean, clip_k, clip_v, sink, recent, rollback, "
+              "artifact, mode); repeatable")
       ->allow_extra_args(false);
   command.option("-s,--seed", options->seed, "N", "of the bootstrap");
   add_settings(command, options->settings, false);
   command.option("-o,--format", options->format, "FORMAT", "md, json or csv");
   command.example("oscar compare -m model.gguf -f essays.txt", "the standard question");
-  command.example("oscar compare -m model.gguf -f essays.txt --variant k_mean=none -o json", "with and without mean removal, one base");
+  command.example("oscar compare -m model.gguf -f essays.txt --variant k_mean=none -o json",
+                  "with and without mean removal, one base");
   command.json_key("oscar, model, model_fingerprint, text, text_sha256", "what was compared");
   command.json_key("n_ctx, n_ubatch, chunks, tokens, from, positions, seed", "how");
   command.json_key("base, variants[]", "one object each: name, mode, ppl and the keys below");
   command.json_key("kv_bytes, kv_bytes_f16", "KV cache at the end of the last chunk: resident, measured; all cells at 16 bit");
-  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included (16: not coded; null: no plug-in)");
+  command.json_key("bits_per_element, bits_per_element_all",
+                   "coded rows alone; 16-bit windows included (16: not coded; null: no plug-in)");
   command.json_key("attention_served, attention_bypassed, pp", "operations by OSCAR; that escaped it; tokens per second");
   command.json_key("kl_mean, kl_median, kl_p99, kl_max", "variants: nats");
   command.json_key("same_top, ppl_ratio", "variants: share of equal most likely tokens; perplexity over the base's");

@@ -27,8 +27,8 @@ int import_files(const ConvertOptions& options) {
   if (options.clip_v >= 0.0F) artifact.recipe.clip_v = options.clip_v;
   artifact.provenance["converted_from"] = {fs::path(options.k).filename().string(), fs::path(options.v).filename().string()};
   save_artifact(artifact, options.artifact);
-  print(fmt::format("{}: {} layers, K {}, V {}, digest {}\n", options.artifact, artifact.layers.size(), artifact.recipe.k_objective,
-                    artifact.recipe.v_objective, artifact.digest.substr(0, 16)));
+  print(fmt::format("{}: {} layers, K {}, V {}, digest {}\n", options.artifact, artifact.layers.size(),
+                    artifact.recipe.k_objective, artifact.recipe.v_objective, artifact.digest.substr(0, 16)));
   return kOk;
 }
 
@@ -48,7 +48,8 @@ int export_files(const ConvertOptions& options) {
 }
 
 int convert(const ConvertOptions& options) {
-  if (options.artifact.empty()) fail("no artifact was named: oscar convert --k K.pt --v V.pt --model MODEL.gguf OUT, or ARTIFACT --k K.pt --v V.pt");
+  if (options.artifact.empty())
+    fail("no artifact was named: oscar convert --k K.pt --v V.pt --model MODEL.gguf OUT, or ARTIFACT --k K.pt --v V.pt");
   if (options.k.empty() || options.v.empty()) fail("rotations come in pairs: name both --k K.pt and --v V.pt");
   return options.model.empty() ? export_files(options) : import_files(options);
 }
@@ -61,11 +62,14 @@ void add_convert(CommandLine& line) {
   command.usage("--k K.pt --v V.pt --model MODEL.gguf OUT.oscar.safetensors");
   command.usage("IN.oscar.safetensors --k K.pt --v V.pt");
   command.text(
-      "With --model, the .pt files are read and an artifact for that model is written; without, the artifact is read and the .pt files are "
-      "written. PyTorch is not needed and nothing in a .pt is ever executed. Versions 1 (one rotation per layer) and 2 (one per KV head) are "
+      "With --model, the .pt files are read and an artifact for that model is written; without, the artifact is read and the "
+      ".pt files are "
+      "written. PyTorch is not needed and nothing in a .pt is ever executed. Versions 1 (one rotation per layer) and 2 (one "
+      "per KV head) are "
       "told apart by the tensors; which file is K and which is V by the objective inside, so swapped files are refused.");
   command.text(
-      "The model supplies what .pt files lack: its fingerprint and geometry. Such artifacts remove no mean and clip as published (K 0.96, "
+      "The model supplies what .pt files lack: its fingerprint and geometry. Such artifacts remove no mean and clip as "
+      "published (K 0.96, "
       "V 0.92) unless told otherwise.");
   command.option("ARTIFACT", options->artifact, "FILE", "artifact to write (with --model) or to read");
   command.option("--k", options->k, "FILE", "rotations of keys, .pt");
@@ -73,8 +77,9 @@ void add_convert(CommandLine& line) {
   command.option("-m,--model", options->model, "FILE", "the model the .pt files were made for, GGUF");
   command.option("--clip-k", options->clip_k, "RATIO", "clip ratio of K in the artifact, 0 = off");
   command.option("--clip-v", options->clip_v, "RATIO", "clip ratio of V in the artifact, 0 = off");
-  command.example("oscar convert --k k_rotation_qqt_r_h_pbr.pt --v v_rotation_sst_r_h_pbr.pt --model model.gguf model.oscar.safetensors",
-                  "use published rotations");
+  command.example(
+      "oscar convert --k k_rotation_qqt_r_h_pbr.pt --v v_rotation_sst_r_h_pbr.pt --model model.gguf model.oscar.safetensors",
+      "use published rotations");
   command.example("oscar convert model.oscar.safetensors --k k.pt --v v.pt", "for programs that read .pt");
   command.action([options] { return convert(*options); });
 }

@@ -36,7 +36,8 @@ struct HostArguments {
 };
 
 [[noreturn]] void refuse_cache_type(const std::string& flag, const std::string& value) {
-  fail("{} {} cannot work with OSCAR, which replaces llama.cpp's 16-bit cache: leave the cache type at f16 (drop {})", flag, value, flag);
+  fail("{} {} cannot work with OSCAR, which replaces llama.cpp's 16-bit cache: leave the cache type at f16 (drop {})", flag,
+       value, flag);
 }
 
 std::string environment(const char* name) {
@@ -45,7 +46,8 @@ std::string environment(const char* name) {
 }
 
 HostArguments read_arguments(const std::vector<std::string>& args) {
-  HostArguments host{environment("LLAMA_ARG_MODEL"), environment("LLAMA_ARG_FLASH_ATTN"), environment("LLAMA_ARG_CACHE_RAM"), false};
+  HostArguments host{environment("LLAMA_ARG_MODEL"), environment("LLAMA_ARG_FLASH_ATTN"), environment("LLAMA_ARG_CACHE_RAM"),
+                     false};
   std::vector<std::pair<std::string, std::string>> cache_types;
   for (const char* name : {"LLAMA_ARG_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_V"}) {
     if (const std::string value = environment(name); !value.empty()) cache_types.emplace_back(std::string(name) + " =", value);
@@ -55,7 +57,8 @@ HostArguments read_arguments(const std::vector<std::string>& args) {
     const auto is = [&](std::initializer_list<const char*> names) {
       return std::any_of(names.begin(), names.end(), [&](const char* name) { return arg == name; });
     };
-    if (is({"-h", "--help", "--usage", "--version", "--list-devices", "--license", "--cache-list", "-cl", "--completion-bash"})) {
+    if (is({"-h", "--help", "--usage", "--version", "--list-devices", "--license", "--cache-list", "-cl",
+            "--completion-bash"})) {
       host.only_asks = true;
     }
     if (i + 1 == args.size()) break;
@@ -71,7 +74,8 @@ HostArguments read_arguments(const std::vector<std::string>& args) {
   for (const char* off : {"off", "0", "false", "disabled"}) {
     const std::string& value = host.flash_attention;
     if (value == off || value.find(std::string(off) + ",") == 0 || value.find("," + std::string(off)) != std::string::npos) {
-      fail("-fa {} cannot work with OSCAR, which serves llama.cpp's flash-attention operation: use -fa on (or drop the flag)", value);
+      fail("-fa {} cannot work with OSCAR, which serves llama.cpp's flash-attention operation: use -fa on (or drop the flag)",
+           value);
     }
   }
   return host;
@@ -83,7 +87,8 @@ void check_program(const ProgramFacts& facts) {
     fail("{} is a static executable, no plug-in can be loaded into it: build llama.cpp with -DBUILD_SHARED_LIBS=ON", name);
   }
   if (facts.carries_ggml) {
-    fail("{} has ggml linked into it statically, the plug-in cannot hook it: build llama.cpp with -DBUILD_SHARED_LIBS=ON", name);
+    fail("{} has ggml linked into it statically, the plug-in cannot hook it: build llama.cpp with -DBUILD_SHARED_LIBS=ON",
+         name);
   }
 }
 
@@ -185,11 +190,14 @@ int verdict(const nlohmann::json& stats, const std::string& program, const HostA
   if (!stats.is_object()) {
     if (host.only_asks || failed) return kOk;
     fmt::print(stderr,
-               "oscar: {} ran WITHOUT OSCAR: the plug-in was never loaded (is it a llama.cpp program with shared libraries?)\n", program);
+               "oscar: {} ran WITHOUT OSCAR: the plug-in was never loaded (is it a llama.cpp program with shared libraries?)\n",
+               program);
     return kNotServed;
   }
-  const std::uint64_t served = count(stats, "attention_served") + count(stats, "attention_delegated"), bypassed = count(stats, "attention_bypassed");
-  const std::string refused = stats.contains("refused") && stats["refused"].is_string() ? stats["refused"].get<std::string>() : "";
+  const std::uint64_t served = count(stats, "attention_served") + count(stats, "attention_delegated"),
+                      bypassed = count(stats, "attention_bypassed");
+  const std::string refused =
+      stats.contains("refused") && stats["refused"].is_string() ? stats["refused"].get<std::string>() : "";
   if (!refused.empty()) {
     fmt::print(stderr, "oscar: {} ran WITHOUT OSCAR: {}\n", program, refused);
     return host.only_asks || failed ? kOk : kNotServed;
@@ -200,8 +208,10 @@ int verdict(const nlohmann::json& stats, const std::string& program, const HostA
     nominal += count(cache, "nominal_bytes");
   }
   if (bypassed > 0) {
-    fmt::print(stderr, "oscar: {} attention operations served, {} BYPASSED (they read llama.cpp's own cache): results are not OSCAR's\n",
-               served, bypassed);
+    fmt::print(
+        stderr,
+        "oscar: {} attention operations served, {} BYPASSED (they read llama.cpp's own cache): results are not OSCAR's\n",
+        served, bypassed);
     return strict ? kNotServed : kOk;
   }
   if (served == 0) {
@@ -209,8 +219,8 @@ int verdict(const nlohmann::json& stats, const std::string& program, const HostA
     fmt::print(stderr, "oscar: plug-in loaded, no attention operation ran in {}\n", program);
     return attended && strict && !failed ? kNotServed : kOk;
   }
-  fmt::print(stderr, "oscar: {} attention operations served, 0 bypassed; KV cache {:.2f} MiB resident, {:.2f} MiB at 16 bit\n", served,
-             static_cast<double>(resident) / 1048576.0, static_cast<double>(nominal) / 1048576.0);
+  fmt::print(stderr, "oscar: {} attention operations served, 0 bypassed; KV cache {:.2f} MiB resident, {:.2f} MiB at 16 bit\n",
+             served, static_cast<double>(resident) / 1048576.0, static_cast<double>(nominal) / 1048576.0);
   return kOk;
 }
 
@@ -240,7 +250,8 @@ int execute(const ExecOptions& options, std::vector<std::string> args) {
   for (const auto& [key, value] : plugin_environment(options.settings, artifact)) set(key, value);
   set("OSCAR_STRICT", strict ? "1" : "0");
   set("OSCAR_STATS", fs::absolute(stats.path()).string());
-  // A program built with GGML_BACKEND_DL loads GGML_BACKEND_PATH; the others need LD_PRELOAD. Loading twice is harmless, so both.
+  // A program built with GGML_BACKEND_DL loads GGML_BACKEND_PATH; the others need LD_PRELOAD. Loading twice is harmless, so
+  // both.
   if (environment("GGML_BACKEND_PATH").empty()) set("GGML_BACKEND_PATH", plugin);
   const std::string preload = environment("LD_PRELOAD");
   set("LD_PRELOAD", preload.empty() ? plugin : plugin + ":" + preload);
@@ -256,7 +267,8 @@ int execute(const ExecOptions& options, std::vector<std::string> args) {
       notes += " --cache-ram 0";
     } else if (host.cache_ram != "0") {
       fmt::print(stderr,
-                 "oscar: warning: --cache-ram {} copies idle slots to RAM as 16-bit rows, outside the 2-bit cache; --cache-ram 0 turns it off\n",
+                 "oscar: warning: --cache-ram {} copies idle slots to RAM as 16-bit rows, outside the 2-bit cache; --cache-ram "
+                 "0 turns it off\n",
                  host.cache_ram);
     }
   }
@@ -281,17 +293,23 @@ void add_exec(CommandLine& line) {
   const auto options = std::make_shared<ExecOptions>();
   command.usage("[options] -- PROGRAM [ARGUMENTS]");
   command.text(
-      "Starts the program with the plug-in loaded (GGML_BACKEND_PATH and LD_PRELOAD), finds the artifact of the model it is given with -m, "
-      "turns flash attention on, and for llama-server turns --cache-ram off (it would keep 16-bit copies of idle slots). Arguments that "
-      "cannot work (-ctk, -ctv other than f16, -fa off) and programs no plug-in can reach (static ones) are refused with the reason.");
+      "Starts the program with the plug-in loaded (GGML_BACKEND_PATH and LD_PRELOAD), finds the artifact of the model it is "
+      "given with -m, "
+      "turns flash attention on, and for llama-server turns --cache-ram off (it would keep 16-bit copies of idle slots). "
+      "Arguments that "
+      "cannot work (-ctk, -ctv other than f16, -fa off) and programs no plug-in can reach (static ones) are refused with the "
+      "reason.");
   command.text(
-      "Signals are passed on; the exit code is the program's, or 3 when attention was not served by OSCAR. A line on stderr says how many "
+      "Signals are passed on; the exit code is the program's, or 3 when attention was not served by OSCAR. A line on stderr "
+      "says how many "
       "operations were served and what the cache takes.");
   add_settings(command, options->settings, true);
-  command.flag("--no-strict", options->no_strict, "keep going when an attention operation cannot be served (reported all the same)");
+  command.flag("--no-strict", options->no_strict,
+               "keep going when an attention operation cannot be served (reported all the same)");
   command.option("--stats-json", options->stats, "FILE", "keep the plug-in's counters here", "OSCAR_STATS");
   command.example("oscar exec -- llama-server -m model.gguf -c 32768", "an OpenAI-compatible server on a 2-bit cache");
-  command.example("oscar exec --mode exact -- llama-perplexity -m model.gguf -f text.txt", "the same path with 16-bit rows, as a baseline");
+  command.example("oscar exec --mode exact -- llama-perplexity -m model.gguf -f text.txt",
+                  "the same path with 16-bit rows, as a baseline");
   command.action([options, &line] {
     if (!kWithLlama) requires_llama("exec");
     return execute(*options, line.rest());

@@ -77,15 +77,16 @@ Finding inspect_artifact(const fs::path& path) {
   finding.facts["k_mean"] = std::string(to_string(recipe.k_mean));
   finding.facts["v_mean"] = std::string(to_string(recipe.v_mean));
   finding.facts["group_size"] = recipe.group_size;
-  finding.layers = Table({"layer", "heads", "KV heads", "K dim", "V dim", "cache", "rotations", "orthogonality error", "clip K", "clip V",
-                          "K mean norm", "V mean norm"});
+  finding.layers = Table({"layer", "heads", "KV heads", "K dim", "V dim", "cache", "rotations", "orthogonality error", "clip K",
+                          "clip V", "K mean norm", "V mean norm"});
   std::size_t coded = 0, coded_bytes = 0, plain_bytes = 0, window_bytes = 0;
   for (const LayerArtifact& layer : artifact.layers) {
     const LayerShape& s = layer.shape;
     const std::size_t row = 2U * static_cast<std::size_t>(s.n_head_kv) * static_cast<std::size_t>(s.k_dim + s.v_dim);
     if (s.sliding_window) {
       window_bytes += row;
-      finding.layers.add({s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, "16 bit (sliding window)", Json(), Json(), Json(), Json(), Json(), Json()});
+      finding.layers.add({s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, "16 bit (sliding window)", Json(), Json(), Json(),
+                          Json(), Json(), Json()});
       continue;
     }
     const LayerCodecs codecs = make_codecs(layer, recipe);
@@ -103,7 +104,8 @@ Finding inspect_artifact(const fs::path& path) {
   finding.facts["sliding_window_layers"] = artifact.layers.size() - coded;
   finding.facts["bytes_per_token"] = coded_bytes;
   finding.facts["bytes_per_token_f16"] = plain_bytes;
-  finding.facts["bits_per_element"] = plain_bytes > 0 ? 16.0 * static_cast<double>(coded_bytes) / static_cast<double>(plain_bytes) : 0.0;
+  finding.facts["bits_per_element"] =
+      plain_bytes > 0 ? 16.0 * static_cast<double>(coded_bytes) / static_cast<double>(plain_bytes) : 0.0;
   finding.facts["provenance"] = artifact.provenance;
   finding.facts["date"] = artifact.date;
   finding.facts["tool_version"] = artifact.tool_version;
@@ -196,10 +198,12 @@ Finding inspect_gguf(const fs::path& path) {
       ++full;
       bytes += 2U * static_cast<std::size_t>(s.n_head_kv) * static_cast<std::size_t>(s.k_dim + s.v_dim);
       if (s.k_dim % 4 != 0 || s.v_dim % 4 != 0) {
-        finding.problems.push_back(fmt::format("layer {}: head sizes {} and {} are not multiples of 4; OSCAR cannot code them", s.layer, s.k_dim, s.v_dim));
+        finding.problems.push_back(fmt::format("layer {}: head sizes {} and {} are not multiples of 4; OSCAR cannot code them",
+                                               s.layer, s.k_dim, s.v_dim));
       }
     }
-    finding.layers.add({s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, s.sliding_window ? "16 bit (sliding window)" : "int2"});
+    finding.layers.add(
+        {s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, s.sliding_window ? "16 bit (sliding window)" : "int2"});
   }
   finding.facts["full_attention_layers"] = full;
   finding.facts["sliding_window_layers"] = model.layers.size() - full;
@@ -221,7 +225,8 @@ Finding inspect_safetensors(const fs::path& path) {
   finding.kind = "safetensors";
   finding.facts["tensors"] = file.tensors.size();
   finding.layers = Table({"tensor", "type", "shape"});
-  for (const auto& [name, tensor] : file.tensors) finding.layers.add({name, tensor.dtype, fmt::format("{}", fmt::join(tensor.shape, " x "))});
+  for (const auto& [name, tensor] : file.tensors)
+    finding.layers.add({name, tensor.dtype, fmt::format("{}", fmt::join(tensor.shape, " x "))});
   finding.problems.emplace_back("it is neither an OSCAR artifact nor moments (no \"oscar\" metadata)");
   return finding;
 }
@@ -241,9 +246,18 @@ int inspect(const InspectOptions& options) {
   const Kind kind = kind_of(path);  // a file that is not there is an error, not an unsound file
   try {
     switch (kind) {
-      case Kind::gguf: finding.kind = "gguf"; finding = inspect_gguf(path); break;
-      case Kind::torch: finding.kind = "rotation"; finding = inspect_rotation(path); break;
-      case Kind::safetensors: finding.kind = "safetensors"; finding = inspect_safetensors(path); break;
+      case Kind::gguf:
+        finding.kind = "gguf";
+        finding = inspect_gguf(path);
+        break;
+      case Kind::torch:
+        finding.kind = "rotation";
+        finding = inspect_rotation(path);
+        break;
+      case Kind::safetensors:
+        finding.kind = "safetensors";
+        finding = inspect_safetensors(path);
+        break;
     }
   } catch (const Error& error) {
     finding.problems.emplace_back(error.what());
@@ -272,7 +286,8 @@ void add_inspect(CommandLine& line) {
   const auto options = std::make_shared<InspectOptions>();
   command.usage("FILE [-o md|json|csv]");
   command.text(
-      "Knows calibration artifacts, moments, RotationZoo .pt files and GGUF models. Everything is checked as it would be before use: digest, "
+      "Knows calibration artifacts, moments, RotationZoo .pt files and GGUF models. Everything is checked as it would be "
+      "before use: digest, "
       "shapes, finiteness, orthogonality. Exit code 1 when the file is unsound; the reason is on stderr.");
   command.option("FILE", options->file, "FILE", "file to look into");
   command.option("-o,--format", options->format, "FORMAT", "md, json or csv");

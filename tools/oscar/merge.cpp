@@ -31,11 +31,13 @@ void add_merge(CommandLine& line) {
   const auto options = std::make_shared<MergeOptions>();
   command.usage("A.moments.safetensors B.moments.safetensors ... -o OUT.moments.safetensors");
   command.text(
-      "Runs over different texts, or on different machines, add up: every token counts alike, whatever file it came from. Files of another "
+      "Runs over different texts, or on different machines, add up: every token counts alike, whatever file it came from. "
+      "Files of another "
       "model are refused. Fit the sum with oscar calibrate --from-moments OUT.");
   command.option("FILE", options->inputs, "FILE ...", "moments to add, two or more");
   command.option("-o,--output", options->output, "FILE", "sum to write");
-  command.example("oscar merge prose.moments.safetensors code.moments.safetensors -o both.moments.safetensors", "one file of both");
+  command.example("oscar merge prose.moments.safetensors code.moments.safetensors -o both.moments.safetensors",
+                  "one file of both");
   command.action([options] { return run_merge(*options); });
 }
 

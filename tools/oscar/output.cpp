@@ -78,11 +78,13 @@ std::string Table::markdown() const {
 }
 
 std::string Table::csv() const {
-  std::string out = fmt::format("{}\n", fmt::join(columns_, ","));
-  for (const auto& row : rows_) {
-    for (std::size_t i = 0; i < row.size(); ++i) out += fmt::format("{}{}", i == 0 ? "" : ",", csv_cell(row[i]));
-    out += "\n";
-  }
+  std::string out;
+  const auto add_row = [&out](const auto& cells) {
+    for (std::size_t i = 0; i < cells.size(); ++i) out += fmt::format("{}{}", i == 0 ? "" : ",", csv_cell(cells[i]));
+    out += '\n';
+  };
+  add_row(columns_);
+  for (const auto& row : rows_) add_row(row);
   return out;
 }
 
@@ -127,7 +129,8 @@ void Progress::update(double done) {
   const double seconds = std::max(1e-9, std::chrono::duration<double>(now - start_).count());
   const double share = total_ > 0 ? std::min(1.0, done / total_) : 1.0;
   const double rate = done / seconds;
-  std::string line = fmt::format("{} {:3.0f}% {:.0f}/{:.0f} {} {:.1f} {}/s", label_, 100.0 * share, done, total_, unit_, rate, unit_);
+  std::string line =
+      fmt::format("{} {:3.0f}% {:.0f}/{:.0f} {} {:.1f} {}/s", label_, 100.0 * share, done, total_, unit_, rate, unit_);
   line += done < total_ ? fmt::format(", {} left", human_seconds((total_ - done) / std::max(rate, 1e-9)))
                         : fmt::format(", {}", human_seconds(seconds));
   if (terminal_) {

@@ -26,9 +26,9 @@ class Table {
   std::vector<std::vector<nlohmann::ordered_json>> rows_;
 };
 
-std::string human_bytes(double bytes);     // "1.23 GiB"
+std::string human_bytes(double bytes);      // "1.23 GiB"
 std::string human_seconds(double seconds);  // "1m 05s"
-void print(const std::string& text);       // stdout, flushed
+void print(const std::string& text);        // stdout, flushed
 
 // A bar with time left: rewritten in place on a terminal, else one line now and then, so that logs stay short.
 class Progress {

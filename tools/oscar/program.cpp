@@ -30,8 +30,10 @@ class MappedFile {
     if (fstat(file, &status) == 0 && status.st_size > 0) {
       size_ = static_cast<std::size_t>(status.st_size);
       void* address = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-      if (address == MAP_FAILED) size_ = 0;
-      else data_ = address;
+      if (address == MAP_FAILED)
+        size_ = 0;
+      else
+        data_ = address;
     }
     close(file);
   }
@@ -76,7 +78,8 @@ std::string loader_listing(const fs::path& path) {
   close(ends[1]);
   std::string out;
   std::array<char, 4096> buffer{};
-  for (ssize_t n = 0; child > 0 && (n = read(ends[0], buffer.data(), buffer.size())) > 0;) out.append(buffer.data(), static_cast<std::size_t>(n));
+  for (ssize_t n = 0; child > 0 && (n = read(ends[0], buffer.data(), buffer.size())) > 0;)
+    out.append(buffer.data(), static_cast<std::size_t>(n));
   close(ends[0]);
   if (child > 0) waitpid(child, nullptr, 0);
   return out;

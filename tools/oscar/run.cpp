@@ -61,7 +61,8 @@ class Generator {
     if (tokens.empty()) fail("the prompt is empty");
     const int n = static_cast<int>(tokens.size());
     if (position_ + n >= context_.n_ctx()) {
-      fail("the prompt needs {} tokens, the context has {}: use -c {} or more", position_ + n, context_.n_ctx(), position_ + n + 256);
+      fail("the prompt needs {} tokens, the context has {}: use -c {} or more", position_ + n, context_.n_ctx(),
+           position_ + n + 256);
     }
     feed(tokens);
     std::string out;
@@ -100,12 +101,14 @@ class Generator {
     // Small calls, so that Ctrl-C works and the bar moves.
     const std::size_t step = static_cast<std::size_t>(std::min(options_.host.n_ubatch, options_.host.n_batch));
     std::unique_ptr<Progress> progress;
-    if (tokens.size() > 2 * step) progress = std::make_unique<Progress>("reading the prompt", static_cast<double>(tokens.size()), "tokens");
+    if (tokens.size() > 2 * step)
+      progress = std::make_unique<Progress>("reading the prompt", static_cast<double>(tokens.size()), "tokens");
     const int last = position_ + static_cast<int>(tokens.size()) - 1;
     for (std::size_t i = 0; i < tokens.size(); i += step) {
       if (interrupted()) fail("interrupted while reading the prompt");
       const auto end = std::min(tokens.size(), i + step);
-      const std::vector<llama_token> part(tokens.begin() + static_cast<std::ptrdiff_t>(i), tokens.begin() + static_cast<std::ptrdiff_t>(end));
+      const std::vector<llama_token> part(tokens.begin() + static_cast<std::ptrdiff_t>(i),
+                                          tokens.begin() + static_cast<std::ptrdiff_t>(end));
       timings_.prompt += context_.decode(part, position_, last);
       position_ += static_cast<int>(part.size());
       if (progress) progress->update(static_cast<double>(end));
@@ -148,7 +151,8 @@ void chat(const Model& model, Generator& generator, std::vector<Model::Turn> tur
   }
 }
 
-nlohmann::ordered_json report(const RunOptions& options, const Generator& generator, const Context& context, const nlohmann::json& stats) {
+nlohmann::ordered_json report(const RunOptions& options, const Generator& generator, const Context& context,
+                              const nlohmann::json& stats) {
   const Timings& t = generator.timings();
   const CacheReport cache = cache_report(stats, 0, 1);
   nlohmann::ordered_json out;
@@ -179,8 +183,8 @@ nlohmann::ordered_json report(const RunOptions& options, const Generator& genera
 
 void print_timings(const nlohmann::ordered_json& r) {
   const auto line = [](const char* what, double seconds, int n, double rate) {
-    fmt::print(stderr, "oscar: {:>16} = {:10.2f} ms / {:5} tokens ({:8.2f} ms per token, {:8.2f} tokens per second)\n", what, 1e3 * seconds, n,
-               rate > 0 ? 1e3 / rate : 0.0, rate);
+    fmt::print(stderr, "oscar: {:>16} = {:10.2f} ms / {:5} tokens ({:8.2f} ms per token, {:8.2f} tokens per second)\n", what,
+               1e3 * seconds, n, rate > 0 ? 1e3 / rate : 0.0, rate);
   };
   fmt::print(stderr, "\noscar: {:>16} = {:10.2f} ms\n", "load time", 1e3 * r["load_s"].get<double>());
   line("prompt eval time", r["prompt_s"], r["prompt_tokens"], r["pp"]);
@@ -259,9 +263,12 @@ void add_run(CommandLine& line) {
   command.usage("-m MODEL -f DOCUMENT -p QUESTION [options]");
   command.usage("-m MODEL -cnv [options]");
   command.text(
-      "The prompt becomes one user turn of the model's chat template (plain continuation for models without one, or with -no-cnv). -f puts "
-      "a document before the question. Without -p and -f, or with -cnv, it is a chat: one message per line of stdin. The answer streams to "
-      "stdout; timings and the cache's real size follow on stderr. Answers are greedy unless --temp is given, so that modes can be compared.");
+      "The prompt becomes one user turn of the model's chat template (plain continuation for models without one, or with "
+      "-no-cnv). -f puts "
+      "a document before the question. Without -p and -f, or with -cnv, it is a chat: one message per line of stdin. The "
+      "answer streams to "
+      "stdout; timings and the cache's real size follow on stderr. Answers are greedy unless --temp is given, so that modes "
+      "can be compared.");
   add_host(command, options->host, "context in tokens, 0 = what the model was trained for; unused cells cost nothing");
   command.option("-p,--prompt", options->prompt, "TEXT", "prompt or question");
   command.option("-f,--file", options->file, "FILE", "document or prompt, - = stdin");
@@ -278,15 +285,18 @@ void add_run(CommandLine& line) {
   command.option("--stats-json", options->stats, "FILE", "write tokens, timings and counters here");
   command.flag("--no-timings", options->no_timings, "no timings on stderr");
   command.example("oscar run -m model.gguf -f book.txt -p \"Who is the narrator?\"", "a long document and a question");
-  command.example("oscar run -m model.gguf --mode delegate -p \"Hello\"", "the same with llama.cpp's own 16-bit cache, measured alike");
+  command.example("oscar run -m model.gguf --mode delegate -p \"Hello\"",
+                  "the same with llama.cpp's own 16-bit cache, measured alike");
   command.json_key("model, mode, n_ctx", "what ran");
   command.json_key("prompt_tokens, generated_tokens", "counts");
   command.json_key("tokens", "ids of the generated tokens");
   command.json_key("stop", "end, limit, context or interrupt");
   command.json_key("load_s, prompt_s, generation_s", "seconds");
   command.json_key("pp, tg", "tokens per second: prompt, generation");
-  command.json_key("kv_bytes, kv_bytes_f16", "KV cache: resident bytes, measured; bytes of all cells at 16 bit (null in mode stock)");
-  command.json_key("bits_per_element, bits_per_element_all", "coded rows alone; 16-bit windows included (16: not coded; null in mode stock)");
+  command.json_key("kv_bytes, kv_bytes_f16",
+                   "KV cache: resident bytes, measured; bytes of all cells at 16 bit (null in mode stock)");
+  command.json_key("bits_per_element, bits_per_element_all",
+                   "coded rows alone; 16-bit windows included (16: not coded; null in mode stock)");
   command.json_key("attention_served, attention_bypassed", "operations by OSCAR; operations that escaped it");
   command.json_key("peak_rss_bytes, plugin", "of this process; all counters of the plug-in (see OSCAR_STATS)");
   command.action([options] { return run(*options); });

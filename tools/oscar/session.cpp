@@ -48,7 +48,8 @@ void log_message(ggml_log_level level, const char* text, void*) {
 
 std::filesystem::path library_folder() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || info.dli_fname == nullptr) fail("libggml cannot be located");
+  if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || info.dli_fname == nullptr)
+    fail("libggml cannot be located");
   return std::filesystem::absolute(info.dli_fname).parent_path();
 }
 
@@ -95,7 +96,9 @@ void Plugin::capture_begin(const nlohmann::json& model, const std::string& resum
 
 void Plugin::capture_sequence() { must(symbol<TextFunction>("oscar_llama_capture_sequence")()); }
 
-void Plugin::capture_save(const std::string& path) { must(symbol<ConfigureFunction>("oscar_llama_capture_save")(path.c_str())); }
+void Plugin::capture_save(const std::string& path) {
+  must(symbol<ConfigureFunction>("oscar_llama_capture_save")(path.c_str()));
+}
 
 Model::Model(const HostOptions& options) {
   if (!std::filesystem::is_regular_file(options.model)) fail("there is no model file {}", options.model);
@@ -111,8 +114,8 @@ Model::Model(const HostOptions& options) {
 std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special, bool parse_special) const {
   if (text.size() > 0x3FFFFFFFU) fail("a text of {} bytes is too long to tokenise at once", text.size());
   std::vector<llama_token> tokens(text.size() + 8);
-  const int n = llama_tokenize(vocab(), text.data(), static_cast<int>(text.size()), tokens.data(), static_cast<int>(tokens.size()),
-                               add_special, parse_special);
+  const int n = llama_tokenize(vocab(), text.data(), static_cast<int>(text.size()), tokens.data(),
+                               static_cast<int>(tokens.size()), add_special, parse_special);
   if (n < 0) fail("llama.cpp cannot tokenise this text of {} bytes", text.size());
   tokens.resize(static_cast<std::size_t>(n));
   return tokens;
@@ -146,10 +149,12 @@ std::string Model::apply_template(const std::vector<Turn>& turns, bool add_assis
     size += 2 * turn.content.size();
   }
   std::string out(size, '\0');
-  int n = llama_chat_apply_template(format, messages.data(), messages.size(), add_assistant, out.data(), static_cast<int>(out.size()));
+  int n = llama_chat_apply_template(format, messages.data(), messages.size(), add_assistant, out.data(),
+                                    static_cast<int>(out.size()));
   if (n > static_cast<int>(out.size())) {
     out.resize(static_cast<std::size_t>(n));
-    n = llama_chat_apply_template(format, messages.data(), messages.size(), add_assistant, out.data(), static_cast<int>(out.size()));
+    n = llama_chat_apply_template(format, messages.data(), messages.size(), add_assistant, out.data(),
+                                  static_cast<int>(out.size()));
   }
   if (n < 0) fail("llama.cpp's C API does not know this model's chat template: use -no-cnv, or oscar exec -- llama-cli");
   out.resize(static_cast<std::size_t>(n));
@@ -216,7 +221,9 @@ CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::si
     report.nominal_bytes += counter(cache, "nominal_bytes");
     report.resident_bytes += counter(cache, "resident_bytes") + counter(cache, "nominal_resident_bytes");
     if (!cache.value("sliding_window", false)) {
-      const auto bits = [&](const char* key) { return cache.contains(key) && cache[key].is_number() ? cache[key].get<double>() : 16.0; };
+      const auto bits = [&](const char* key) {
+        return cache.contains(key) && cache[key].is_number() ? cache[key].get<double>() : 16.0;
+      };
       report.bits_per_element = bits("bits_per_element");
       report.bits_per_element_all = bits("bits_per_element_all");
     }

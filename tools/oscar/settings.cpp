@@ -74,7 +74,8 @@ void add_host(Command& command, HostOptions& options, const std::string& context
 void check(const HostOptions& options) {
   if (options.model.empty()) fail("no model was named: use -m MODEL.gguf");
   if (options.n_ctx < 0) fail("-c {} makes no sense: it is a number of tokens", options.n_ctx);
-  if (options.n_threads < 0 || options.n_threads > 512) fail("-t {} makes no sense: 0 (all processors) to 512", options.n_threads);
+  if (options.n_threads < 0 || options.n_threads > 512)
+    fail("-t {} makes no sense: 0 (all processors) to 512", options.n_threads);
   if (options.n_batch < 1) fail("-b {} makes no sense: at least 1 token", options.n_batch);
   if (options.n_ubatch < 1) fail("-ub {} makes no sense: at least 1 token", options.n_ubatch);
 }
@@ -82,21 +83,29 @@ void check(const HostOptions& options) {
 void add_settings(Command& command, Settings& settings, bool with_mode) {
   if (with_mode) {
     command.option("--mode", settings.mode, "MODE",
-                   "oscar: 2-bit cache; exact: OSCAR's own store with every row at 16 bit; delegate: hooks that only forward (bit-identical "
+                   "oscar: 2-bit cache; exact: OSCAR's own store with every row at 16 bit; delegate: hooks that only forward "
+                   "(bit-identical "
                    "to llama.cpp); stock: no plug-in at all",
                    "OSCAR_MODE");
   }
-  command.option("--oscar", settings.artifact, "FILE", "calibration artifact; default: MODEL.oscar.safetensors or the cache directory",
-                 "OSCAR_ARTIFACT");
-  command.option("--sink", settings.sink, "N", "first N positions of a sequence stay at 16 bit; plug-in's default 64", "OSCAR_SINK");
-  command.option("--recent", settings.recent, "N", "last N positions before a query stay at 16 bit; plug-in's default 256", "OSCAR_RECENT");
-  command.option("--rollback", settings.rollback, "N", "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64",
-                 "OSCAR_ROLLBACK");
-  command.option("--k-mean", settings.k_mean, "MODE", "mean removed from K: none, static or rope; default: the artifact's", "OSCAR_K_MEAN");
-  command.option("--v-mean", settings.v_mean, "MODE", "mean removed from V: none or static; default: the artifact's", "OSCAR_V_MEAN");
-  command.option("--clip-k", settings.clip_k, "RATIO", "clip ratio of K, 0 to 1, 0 = off; default: the artifact's", "OSCAR_CLIP_K");
-  command.option("--clip-v", settings.clip_v, "RATIO", "clip ratio of V, 0 to 1, 0 = off; default: the artifact's", "OSCAR_CLIP_V");
-  command.option("--log", settings.log, "N", "plug-in's messages: 0 errors, 1 its configuration line, 2 every decision", "OSCAR_LOG");
+  command.option("--oscar", settings.artifact, "FILE",
+                 "calibration artifact; default: MODEL.oscar.safetensors or the cache directory", "OSCAR_ARTIFACT");
+  command.option("--sink", settings.sink, "N", "first N positions of a sequence stay at 16 bit; plug-in's default 64",
+                 "OSCAR_SINK");
+  command.option("--recent", settings.recent, "N", "last N positions before a query stay at 16 bit; plug-in's default 256",
+                 "OSCAR_RECENT");
+  command.option("--rollback", settings.rollback, "N",
+                 "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64", "OSCAR_ROLLBACK");
+  command.option("--k-mean", settings.k_mean, "MODE", "mean removed from K: none, static or rope; default: the artifact's",
+                 "OSCAR_K_MEAN");
+  command.option("--v-mean", settings.v_mean, "MODE", "mean removed from V: none or static; default: the artifact's",
+                 "OSCAR_V_MEAN");
+  command.option("--clip-k", settings.clip_k, "RATIO", "clip ratio of K, 0 to 1, 0 = off; default: the artifact's",
+                 "OSCAR_CLIP_K");
+  command.option("--clip-v", settings.clip_v, "RATIO", "clip ratio of V, 0 to 1, 0 = off; default: the artifact's",
+                 "OSCAR_CLIP_V");
+  command.option("--log", settings.log, "N", "plug-in's messages: 0 errors, 1 its configuration line, 2 every decision",
+                 "OSCAR_LOG");
 }
 
 void check(const Settings& settings) {
@@ -147,8 +156,8 @@ std::string resolve_artifact(const Settings& settings, const std::filesystem::pa
   }
   const Artifact artifact = load_artifact(*found);
   if (artifact.model.fingerprint != description.fingerprint) {
-    fail("{} was calibrated for another model ({}, {}), not for {}: calibrate this one or name its artifact with --oscar", found->string(),
-         artifact.model.name, artifact.model.architecture, model.filename().string());
+    fail("{} was calibrated for another model ({}, {}), not for {}: calibrate this one or name its artifact with --oscar",
+         found->string(), artifact.model.name, artifact.model.architecture, model.filename().string());
   }
   return std::filesystem::absolute(*found).string();
 }
@@ -173,7 +182,8 @@ nlohmann::json plugin_json(const Settings& settings, const std::string& artifact
 }
 
 std::vector<std::pair<std::string, std::string>> plugin_environment(const Settings& settings, const std::string& artifact) {
-  std::vector<std::pair<std::string, std::string>> out{{"OSCAR_MODE", settings.mode == "stock" ? std::string("off") : settings.mode}};
+  std::vector<std::pair<std::string, std::string>> out{
+      {"OSCAR_MODE", settings.mode == "stock" ? std::string("off") : settings.mode}};
   if (!artifact.empty()) out.emplace_back("OSCAR_ARTIFACT", artifact);
   for (const Key& key : kKeys) {
     if (!(settings.*key.value).empty()) {
@@ -202,7 +212,10 @@ std::filesystem::path find_plugin() {
 }
 
 void requires_llama(const std::string& command) {
-  fail("{} needs llama.cpp, and this oscar was built without it: rebuild with cmake -DOSCAR_LLAMA_DIR=<llama.cpp build directory>", command);
+  fail(
+      "{} needs llama.cpp, and this oscar was built without it: rebuild with cmake -DOSCAR_LLAMA_DIR=<llama.cpp build "
+      "directory>",
+      command);
 }
 
 }  // namespace oscar::cli

@@ -7,8 +7,8 @@
 
 namespace oscar::cli {
 
-struct Difference {  // at one position, all in nats
-  double kl = 0;       // KL(base || other) over the whole vocabulary
+struct Difference {                    // at one position, all in nats
+  double kl = 0;                       // KL(base || other) over the whole vocabulary
   double nll_base = 0, nll_other = 0;  // -log p(next token)
   bool same_top = false;
 };
