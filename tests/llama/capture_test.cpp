@@ -65,18 +65,9 @@ bool identical(const ModelMoments& a, const ModelMoments& b) {
 }
 
 // The first tokens are the warm-up, which is not counted: they get a batch of their own so that the observer can skip it.
-json captured_text(const ModelUnderTest& model, std::size_t tokens, const std::string& moments, const std::string& state) {
+json text_steps(std::size_t tokens) {
   const auto warmup = static_cast<std::size_t>(kWarmup);
-  return {begin(model, static_cast<std::int64_t>(tokens)),
-          context({{"n_ctx", 1024}, {"observe", true}, {"swa_full", true}}),
-          kNewSequence,
-          decode(part(0, 80, 0, warmup), 1),
-          {{"do", "observe"}, {"on", true}},
-          decode(part(0, 80, warmup, tokens - warmup), 1, 200),
-          {{"do", "observe"}, {"on", false}},
-          save(moments),
-          {{"do", "save"}, {"seq", 0}, {"file", state}},
-          stats_step()};
+  return {decode(part(0, 80, 0, warmup), 1), decode(part(0, 80, warmup, tokens - warmup), 1, 200)};
 }
 
 class CaptureModels : public ::testing::TestWithParam<const ModelUnderTest*> {};
@@ -86,14 +77,24 @@ TEST_P(CaptureModels, MomentsAreTheSumsOfWhatAttentionConsumed) {
   const ModelUnderTest& model = *GetParam();
   const Scratch scratch;
   const std::size_t tokens = model.n_full < model.n_layer ? 700 : 400;  // past the window, where there is one
-  const json script = captured_text(model, tokens, scratch.file("moments"), scratch.file("state"));
-  const RunResult run = run_driver(scratch, model, script, {.mode = "capture"});
+  const json ctx = {{"n_ctx", 1024}, {"swa_full", true}};
+  const json text = text_steps(tokens);
+  const RunResult run = run_driver(scratch, model,
+                                   {begin(model, static_cast<std::int64_t>(tokens)),
+                                    context(ctx),
+                                    kNewSequence,
+                                    text[0],
+                                    text[1],
+                                    save(scratch.file("moments")),
+                                    {{"do", "save"}, {"seq", 0}, {"file", scratch.file("state")}},
+                                    stats_step()},
+                                   {.mode = "capture"});
   ASSERT_EQ(run.exit_code, 0) << run.errors;
-  json plain = script;
-  plain.erase(7);  // the same run without capture
-  plain.erase(2);
-  plain.erase(0);
-  const RunResult stock = run_driver(scratch, model, plain, {.mode = "stock"});
+  json observed_ctx = context(ctx);
+  observed_ctx["observe"] = true;
+  const RunResult stock = run_driver(
+      scratch, model, {observed_ctx, text[0], {{"do", "observe"}, {"on", true}}, text[1], {{"do", "observe"}, {"on", false}}},
+      {.mode = "stock"});
   ASSERT_EQ(stock.exit_code, 0) << stock.errors;
   EXPECT_TRUE(same_bits(stock.logits, run.logits));
   const json& observed = stock.result(4).at("observed");
@@ -230,7 +231,7 @@ TEST(Capture, MistakesAreNamed) {
     return result.errors;
   };
   const json ctx = context({{"n_ctx", 256}});
-  EXPECT_NE(error_of({begin(smollm2(), 10)}, "exact").find("mode \"capture\""), std::string::npos);
+  EXPECT_NE(error_of(json::array({begin(smollm2(), 10)}), "exact").find("mode \"capture\""), std::string::npos);
   EXPECT_NE(error_of({ctx, save(scratch.file("m"))}, "capture").find("has not begun"), std::string::npos);
   EXPECT_NE(error_of({begin(smollm2(), 10), ctx, save(scratch.file("m"))}, "capture").find("no token"), std::string::npos);
   EXPECT_NE(error_of({begin(smollm2(), 100), ctx, decode(part(0, 85, 0, 50)), kNewSequence, decode(part(0, 85, 50, 50)),
@@ -240,8 +241,8 @@ TEST(Capture, MistakesAreNamed) {
             std::string::npos);
   json broken = begin(smollm2(), 10);
   broken["model"].erase("fingerprint");
-  EXPECT_NE(error_of({broken}, "capture").find("fingerprint"), std::string::npos);
-  EXPECT_NE(error_of({begin(smollm2(), 10, scratch.file("none"))}, "capture").find("none"), std::string::npos);
+  EXPECT_NE(error_of(json::array({broken}), "capture").find("fingerprint"), std::string::npos);
+  EXPECT_NE(error_of(json::array({begin(smollm2(), 10, scratch.file("none"))}), "capture").find("none"), std::string::npos);
 }
 
 }  // namespace

@@ -95,6 +95,29 @@ INSTANTIATE_TEST_SUITE_P(Models, Serve,
                                            Case{"gemma270m", &gemma270m(), 640}, Case{"qwen15b", &qwen15b(), 128}),
                          case_name);
 
+// Programs like llama-imatrix watch nodes, which cuts every graph into slices; a policy epoch is a batch, not a slice.
+TEST(ServeSlices, EvalCallbackChangesNothing) {
+  const Scratch scratch;
+  const std::string artifact = write_hadamard_artifact(scratch, smollm2());
+  const auto run = [&](bool observe) {
+    const RunResult result = run_driver(scratch, smollm2(),
+                                        {context({{"n_ctx", 512}, {"observe", observe}}), decode(part(0, 1, 0, 200), 1, 64),
+                                         decode(part(0, 1, 200, 8), 8, 2), stats_step()},
+                                        {.mode = "oscar", .artifact = artifact, .environment = kSmallWindows});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result;
+  };
+  const RunResult whole = run(false);
+  const RunResult sliced = run(true);
+  EXPECT_TRUE(same_bits(whole.logits, sliced.logits));
+  for (const RunResult* result : {&whole, &sliced}) {
+    EXPECT_EQ(result->stats().at("attention_served"), 8 * 30);
+    EXPECT_EQ(result->stats().at("attention_bypassed"), 0);
+    EXPECT_EQ(result->stats().at("caches").at(0).at("window_misses"), 0);
+    EXPECT_EQ(result->stats().at("caches").at(0).at("rows_written"), 208);
+  }
+}
+
 const json& only_cache(const json& stats) {
   const json& caches = stats.at("caches");
   EXPECT_EQ(caches.size(), 1U);

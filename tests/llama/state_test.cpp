@@ -73,7 +73,8 @@ TEST_F(State, StateOfAnotherArtifactIsRefused) {
                                 first);
   ASSERT_EQ(saved.exit_code, 0) << saved.errors;
   ASSERT_TRUE(StateFile(file).packed(0, 100));
-  const json load = {context(), {{"do", "load"}, {"seq", 0}, {"file", file}}, next_, stats_step()};
+  const json load = {
+      context(), {{"do", "load"}, {"seq", 0}, {"file", file}}, decode(part(0, 70, kPrompt + 1, 1)), stats_step()};
   const RunResult refused = oscar(smollm2(), load, second);
   EXPECT_EQ(refused.exit_code, 3);
   EXPECT_NE(refused.errors.find("artifact"), std::string::npos) << refused.errors;
