@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,8 +18,7 @@ using test::layer_shape;
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() /
-              fmt::format("oscar-{}-{}", testing::UnitTest::GetInstance()->random_seed(), name)) {}
+      : path_(std::filesystem::temp_directory_path() / fmt::format("oscar-{}-{}", getpid(), name)) {}
   ~TemporaryFile() {
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
