@@ -82,8 +82,8 @@ TEST_P(Delegate, ThreeSlotsUnified) { expect_identical(slots(GetParam().prompt /
 TEST_P(Delegate, ThreeSlotsStreams) { expect_identical(slots(GetParam().prompt / 2, false)); }
 
 INSTANTIATE_TEST_SUITE_P(Models, Delegate,
-                         ::testing::Values(Case{"smollm2", &smollm2(), 600}, Case{"qwen05b", &qwen05b(), 300},
-                                           Case{"gemma270m", &gemma270m(), 640}, Case{"qwen15b", &qwen15b(), 120}),
+                         ::testing::Values(Case{"smollm2", &smollm2(), 400}, Case{"qwen05b", &qwen05b(), 200},
+                                           Case{"gemma270m", &gemma270m(), 640}, Case{"qwen15b", &qwen15b(), 90}),
                          [](const auto& tested) { return tested.param.name; });
 
 }  // namespace

@@ -217,20 +217,20 @@ TEST(ServeSlidingWindow, D11PastTheWindow) {
   const std::string artifact = write_hadamard_artifact(scratch, gemma270m());
   for (const bool swa_full : {true, false}) {
     SCOPED_TRACE(swa_full ? "swa_full" : "bounded");
-    const json script = {context({{"n_ctx", 2048}, {"swa_full", swa_full}}), decode(part(0, 1, 0, 1300), 1, 256),
-                         decode(part(0, 1, 1300, 32), 32, 32), stats_step()};
+    const json script = {context({{"n_ctx", 1280}, {"swa_full", swa_full}}), decode(part(0, 1, 0, 1000), 1, 256),
+                         decode(part(0, 1, 1000, 32), 32, 32), stats_step()};
     const RunResult stock = run_driver(scratch, gemma270m(), script, {.mode = "stock"});
     ASSERT_EQ(stock.exit_code, 0) << stock.errors;
     const RunResult exact = run_driver(scratch, gemma270m(), script, {.mode = "exact"});
     ASSERT_EQ(exact.exit_code, 0) << exact.errors;
-    expect_all_served(exact.stats(), gemma270m(), 7);
+    expect_all_served(exact.stats(), gemma270m(), 5);
     double mean = 0;
     for (std::size_t i = 0; i < stock.rows(); ++i)
       mean += kl_divergence(stock.row(i), exact.row(i)) / static_cast<double>(stock.rows());
     EXPECT_LT(mean, 0.1);
     const RunResult oscar = run_driver(scratch, gemma270m(), script, {.mode = "oscar", .artifact = artifact});
     ASSERT_EQ(oscar.exit_code, 0) << oscar.errors;
-    expect_all_served(oscar.stats(), gemma270m(), 7);
+    expect_all_served(oscar.stats(), gemma270m(), 5);
     int sliding = 0;
     for (const json& cache : oscar.stats().at("caches")) {
       if (cache.at("sliding_window").get<bool>()) sliding += static_cast<int>(cache.at("layers").size());

@@ -16,6 +16,10 @@ struct StateFile {
   struct Rows {
     std::uint64_t row_bytes = 0;
     std::vector<std::uint8_t> bytes;  // rows in the order of `positions`
+    [[nodiscard]] std::vector<std::uint8_t> row(std::size_t i) const {
+      const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(i * row_bytes);
+      return {begin, begin + static_cast<std::ptrdiff_t>(row_bytes)};
+    }
   };
   std::vector<int> positions;
   std::vector<Rows> k, v;  // per layer
