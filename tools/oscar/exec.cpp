@@ -107,6 +107,7 @@ constexpr std::array<int, 6> kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR
 int run_child(const fs::path& program, const std::vector<std::string>& args) {
   std::vector<std::string> copy = args;
   std::vector<char*> argv;
+  argv.reserve(copy.size() + 1);
   for (std::string& arg : copy) argv.push_back(arg.data());
   argv.push_back(nullptr);
   // The pipe carries execv's error; it closes by itself when execv works.
