@@ -31,20 +31,19 @@ std::string bind_host(void* caller) {
 
   const auto version = reinterpret_cast<const char* (*)()>(dlsym(module, "ggml_version"));
   if (version == nullptr) {
-    return "this program exports no ggml functions (a static build?), so it runs without OSCAR; use a build with shared "
+    return "this program exports no ggml functions (a static build?); use a build with shared "
            "libraries";
   }
   h.version = version();
   if (h.version != OSCAR_GGML_VERSION) {
     return fmt::format(
-        "this plug-in was built for ggml {} but the program runs ggml {}, so it runs without OSCAR; "
+        "this plug-in was built for ggml {} but the program runs ggml {}; "
         "build OSCAR with -DOSCAR_LLAMA_DIR= of that llama.cpp",
         OSCAR_GGML_VERSION, h.version);
   }
 #define OSCAR_BIND(name)                                              \
   h.name = reinterpret_cast<decltype(&::name)>(dlsym(module, #name)); \
-  if (h.name == nullptr)                                              \
-    return fmt::format("this program's ggml {} does not export {}, so it runs without OSCAR", h.version, #name);
+  if (h.name == nullptr) return fmt::format("this program's ggml {} does not export {}", h.version, #name);
   OSCAR_HOST_FUNCTIONS(OSCAR_BIND)
 #undef OSCAR_BIND
   return {};

@@ -97,7 +97,7 @@ void llama_backend_init(void) {
   const auto load = reinterpret_cast<void* (*)(const char*)>(dlsym(RTLD_DEFAULT, "ggml_backend_load"));
   Dl_info self = {};
   if (load == nullptr || dladdr(reinterpret_cast<void*>(&llama_backend_init), &self) == 0 || load(self.dli_fname) == nullptr) {
-    oscar::llama::refuse("the plug-in could not be loaded into this program's ggml");
+    if (oscar::llama::last_refusal().empty()) oscar::llama::refuse("the plug-in could not be loaded into this program's ggml");
   }
 }
 
