@@ -246,7 +246,9 @@ void GraphPass::decide(KvBuffer& buffer) {
       if (layer.n_head_kv == 0) layer.n_head_kv = shape.n_head_kv;
       if (layer.k_dim == 0) layer.k_dim = shape.k_dim;
       if (layer.v_dim == 0) layer.v_dim = shape.v_dim;
-      if (!layer.rope_seen) layer.rope = shape.rope;
+      // A converted rotation file knows no RoPE.
+      const bool known = shape.rope.pairing != RopePairing::none || shown == nullptr;
+      if (!layer.rope_seen) layer.rope = known ? shape.rope : shown->rope;
     } else if (shown != nullptr) {
       if (layer.k_dim == 0) layer.k_dim = shown->k_dim;
       if (layer.n_head_kv == 0) layer.n_head_kv = static_cast<int>(layer.k->n_embd / layer.k_dim);
