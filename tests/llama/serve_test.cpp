@@ -232,7 +232,8 @@ TEST(ServeSlidingWindow, D11PastTheWindow) {
     ASSERT_EQ(oscar.exit_code, 0) << oscar.errors;
     expect_all_served(oscar.stats(), gemma270m(), 5);
     int sliding = 0;
-    for (const json& cache : oscar.stats().at("caches")) {
+    const json stats = oscar.stats();
+    for (const json& cache : stats.at("caches")) {
       if (cache.at("sliding_window").get<bool>()) sliding += static_cast<int>(cache.at("layers").size());
     }
     EXPECT_EQ(sliding, 15);
