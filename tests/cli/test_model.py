@@ -99,7 +99,7 @@ class Model(unittest.TestCase):
         words = ["-f", document, "-p", "What is this text about? Answer in one sentence.", "-n", "4", "-c", "1024", "-ub", "64", "--sink", "16",
                  "--recent", "64"]
         done, coded = self.run_model(*words)
-        self.assertGreater(len(done.stdout.strip()), 10)
+        self.assertGreater(len(done.stdout.strip()), 4)
         self.assertEqual(coded["generated_tokens"], len(coded["tokens"]))
         self.assertGreater(coded["prompt_tokens"], 500)
         self.assertGreater(coded["attention_served"], 0)
@@ -119,7 +119,7 @@ class Model(unittest.TestCase):
 
     def test_chat_keeps_its_context(self):
         done, stats = self.run_model("-cnv", "-n", "8", "-c", "512", stdin="My name is Ada.\nWhat is my name?\n\n")
-        self.assertEqual(len(done.stdout.strip().splitlines()) >= 2, True, done.stdout)
+        self.assertGreaterEqual(len(done.stdout.strip().splitlines()), 2, done.stdout)
         self.assertLessEqual(stats["generated_tokens"], 16)
         self.assertGreater(stats["generated_tokens"], 2)
 
