@@ -25,8 +25,8 @@ std::mutex& mutex() {
 }
 
 Config& current() {
-  static Config c;
-  return c;
+  static auto* c = new Config;  // read by the statistics writer until the very end of the process
+  return *c;
 }
 
 int to_int(std::string_view key, std::string_view text, int lowest) {

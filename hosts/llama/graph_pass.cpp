@@ -155,7 +155,12 @@ void GraphPass::find_unknown_caches(const ggml_tensor* node) {
 
 void GraphPass::process(KvBuffer& buffer, ggml_cgraph* graph) {
   buffer.complete();
-  learn(buffer);
+  try {
+    learn(buffer);
+  } catch (const Error& e) {  // a RoPE that cannot be reproduced
+    if (buffer.service == Service::undecided || buffer.service == Service::served) buffer.give_up(e.what());
+    if (buffer.config.mode == Mode::capture) refuse(e.what());
+  }
   if (buffer.service == Service::undecided) decide(buffer);
   if (buffer.service == Service::served) {
     std::string why = verify(buffer);

@@ -206,7 +206,7 @@ void KvBuffer::announce() const {
                      static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
 }
 
-void KvBuffer::serve() {
+std::unique_ptr<KvCache> KvBuffer::make_cache() const {
   std::vector<LayerSpec> specs;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const CacheLayer& layer = layers[i];
@@ -222,7 +222,17 @@ void KvBuffer::serve() {
     if (layer.rope.pairing != RopePairing::none) spec.rope = Rope(layer.rope, layer.k_dim);
     specs.push_back(std::move(spec));
   }
-  auto store = std::make_unique<KvCache>(n_cells(), config.windows, std::move(specs));
+  return std::make_unique<KvCache>(n_cells(), config.windows, std::move(specs));
+}
+
+void KvBuffer::serve() {
+  std::unique_ptr<KvCache> store;
+  try {
+    store = make_cache();
+  } catch (const Error& e) {
+    give_up(e.what());
+    return;
+  }
   if (artifact && !codecs.empty()) store->set_state_digest(std::stoull(artifact->digest.substr(0, 16), nullptr, 16));
   for (const auto& tensor : tensors) {
     for (std::size_t cell = 0; cell < raw_.size(); ++cell) {

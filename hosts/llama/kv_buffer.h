@@ -120,6 +120,7 @@ class KvBuffer {
  private:
   void choose();
   void announce() const;
+  [[nodiscard]] std::unique_ptr<KvCache> make_cache() const;
   [[nodiscard]] std::size_t planned_bytes() const;
 
   std::map<const void*, CacheTensor*> by_data_;
