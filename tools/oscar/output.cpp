@@ -46,6 +46,7 @@ void Table::add(std::vector<nlohmann::ordered_json> row) { rows_.push_back(std::
 
 std::string Table::markdown() const {
   std::vector<std::size_t> widths;
+  widths.reserve(columns_.size());
   for (const std::string& column : columns_) widths.push_back(width(column));
   std::vector<std::vector<std::string>> cells;
   std::vector<bool> numeric(columns_.size(), true);
