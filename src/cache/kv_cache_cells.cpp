@@ -8,9 +8,10 @@
 namespace oscar {
 namespace {
 
-// The exact pool's unused tail is given back when the pool has stayed below it for this many epochs; at once would make
-// alternating prefills and single steps pay for the same pages over and over.
-constexpr int kTrimAfterEpochs = 32;
+// Memory behind idle slots is given back when at least kTrimSlots of them have been idle for this many epochs; at once would
+// make alternating prefills and single steps pay for the same pages over and over.
+constexpr int kTrimAfterEpochs = 16;
+constexpr std::int64_t kTrimSlots = 64;
 
 void check_position(std::int64_t cell, std::int32_t position) {
   if (position < 0 || position > kMaxPosition) {
@@ -26,7 +27,6 @@ void KvCache::Impl::take_slot(std::size_t c) {
   if (slots[c] >= 0) return;
   slots[c] = pool.acquire();
   with_slot.insert(static_cast<std::int64_t>(c));
-  touched_slots = std::max<std::int64_t>(touched_slots, slots[c] + 1);
 }
 
 void KvCache::Impl::drop_slot(std::size_t c) {
@@ -37,13 +37,13 @@ void KvCache::Impl::drop_slot(std::size_t c) {
 }
 
 void KvCache::Impl::trim_exact_pool() {
-  const std::int64_t end = pool.end();
-  if (end == touched_slots) {
-    epochs_below = 0;
-  } else if (++epochs_below >= kTrimAfterEpochs) {
-    for (RowStore& s : stores) s.exact.release_from(static_cast<std::size_t>(end) * 2 * s.values);
-    touched_slots = end;
-    epochs_below = 0;
+  if (pool.idle() < kTrimSlots) {
+    epochs_idle = 0;
+  } else if (++epochs_idle >= kTrimAfterEpochs) {
+    for (const auto& [begin, end] : pool.forget_idle()) {
+      for (RowStore& s : stores) s.exact.release(begin * 2 * s.values, end * 2 * s.values);
+    }
+    epochs_idle = 0;
   }
 }
 
@@ -269,8 +269,8 @@ void KvCache::seq_cp(SeqId from, SeqId to, std::int32_t p0, std::int32_t p1) {
 void KvCache::clear() {
   Impl& m = *impl_;
   for (RowStore& s : m.stores) {
-    s.codes.release_from(0);
-    s.exact.release_from(0);
+    s.codes.release_all();
+    s.exact.release_all();
   }
   std::fill(m.positions.begin(), m.positions.end(), -1);
   std::fill(m.slots.begin(), m.slots.end(), -1);
@@ -279,8 +279,7 @@ void KvCache::clear() {
   std::fill(m.placed_in.begin(), m.placed_in.end(), std::uint64_t{0});
   m.with_slot.clear();
   m.pool.clear();
-  m.touched_slots = 0;
-  m.epochs_below = 0;
+  m.epochs_idle = 0;
   m.tracks.clear();
   m.arrivals.clear();
   m.in_epoch = false;

@@ -73,8 +73,7 @@ struct KvCache::Impl {
   std::vector<std::uint64_t> placed_in;  // [n_cells] epoch
   CellSet with_slot;                     // cells that have an exact row
   SlotPool pool;
-  std::int64_t touched_slots = 0;  // slots whose memory may be resident
-  int epochs_below = 0;            // epochs since the pool last reached touched_slots
+  int epochs_idle = 0;  // epochs in a row with many idle slots
   std::uint64_t epoch = 0;
   bool in_epoch = false;
   std::map<SeqId, Track> tracks;

@@ -43,11 +43,12 @@ LazyRegion& LazyRegion::operator=(LazyRegion&& other) noexcept {
   return *this;
 }
 
-void LazyRegion::release_from(std::size_t begin) {
+void LazyRegion::release(std::size_t begin, std::size_t end) {
   const std::size_t first = (begin + page_size() - 1) / page_size() * page_size();
-  if (first >= size_) return;
-  if (madvise(data_ + first, size_ - first, MADV_DONTNEED) != 0) {
-    fail("cannot give {} bytes of the cache back to the system: {}", size_ - first, std::strerror(errno));
+  const std::size_t last = end >= size_ ? size_ : end / page_size() * page_size();
+  if (first >= last) return;
+  if (madvise(data_ + first, last - first, MADV_DONTNEED) != 0) {
+    fail("cannot give {} bytes of the cache back to the system: {}", last - first, std::strerror(errno));
   }
 }
 

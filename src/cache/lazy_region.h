@@ -18,8 +18,9 @@ class LazyRegion {
 
   [[nodiscard]] std::uint8_t* data() const { return data_; }
   [[nodiscard]] std::size_t size() const { return size_; }
-  // Gives all whole pages from byte `begin` on back to the system; they read as zeros afterwards.
-  void release_from(std::size_t begin);
+  // Gives the whole pages inside bytes [begin, end) back to the system; they read as zeros afterwards.
+  void release(std::size_t begin, std::size_t end);
+  void release_all() { release(0, size_); }
   [[nodiscard]] std::size_t resident_bytes() const;  // measured with mincore
 
  private:

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace oscar {
@@ -13,9 +14,13 @@ class SlotPool {
  public:
   std::int32_t acquire() {
     while (hint_ < words_.size() && words_[hint_] == ~std::uint64_t{0}) ++hint_;
-    if (hint_ == words_.size()) words_.push_back(0);
+    if (hint_ == words_.size()) {
+      words_.push_back(0);
+      touched_.push_back(0);
+    }
     const int bit = std::countr_one(words_[hint_]);
     words_[hint_] |= std::uint64_t{1} << bit;
+    touched_[hint_] |= std::uint64_t{1} << bit;
     ++in_use_;
     peak_ = std::max(peak_, in_use_);
     return static_cast<std::int32_t>(hint_ * 64) + bit;
@@ -28,22 +33,36 @@ class SlotPool {
   }
   void clear() {
     words_ = {};
+    touched_ = {};
     hint_ = 0;
     in_use_ = 0;
   }
 
   [[nodiscard]] std::int64_t in_use() const { return in_use_; }
   [[nodiscard]] std::int64_t peak() const { return peak_; }
-  [[nodiscard]] std::int64_t end() const {  // one past the highest slot in use
-    std::size_t w = words_.size();
-    while (w > 0 && words_[w - 1] == 0) --w;
-    return w == 0 ? 0 : static_cast<std::int64_t>(w * 64) - std::countl_zero(words_[w - 1]);
+  // Slots that are free but were used since the last forget_idle(): the memory behind them may be resident.
+  [[nodiscard]] std::int64_t idle() const {
+    std::int64_t n = 0;
+    for (std::size_t w = 0; w < words_.size(); ++w) n += std::popcount(touched_[w] & ~words_[w]);
+    return n;
   }
-  [[nodiscard]] std::size_t memory_bytes() const { return words_.capacity() * sizeof(std::uint64_t); }
+  // Runs [begin, end) of idle slots, ascending; from then on they count as untouched.
+  std::vector<std::pair<std::size_t, std::size_t>> forget_idle() {
+    std::vector<std::pair<std::size_t, std::size_t>> runs;
+    for (std::size_t slot = 0; slot < words_.size() * 64; ++slot) {
+      if (((touched_[slot / 64] & ~words_[slot / 64]) >> (slot % 64) & 1U) == 0) continue;
+      if (runs.empty() || runs.back().second != slot) runs.emplace_back(slot, slot);
+      runs.back().second = slot + 1;
+    }
+    touched_ = words_;
+    return runs;
+  }
+  [[nodiscard]] std::size_t memory_bytes() const { return (words_.capacity() + touched_.capacity()) * sizeof(std::uint64_t); }
 
  private:
-  std::vector<std::uint64_t> words_;  // bit = slot in use
-  std::size_t hint_ = 0;              // no word before this one has a free bit
+  std::vector<std::uint64_t> words_;    // bit = slot in use
+  std::vector<std::uint64_t> touched_;  // bit = slot used since the last forget_idle()
+  std::size_t hint_ = 0;                // no word before this one has a free bit
   std::int64_t in_use_ = 0;
   std::int64_t peak_ = 0;
 };

@@ -260,6 +260,16 @@ TEST(KvCache, APrefillsExactRowsAreGivenBack) {
   EXPECT_LE(m.resident_bytes, m.code_bytes + m.exact_bytes + 2 * 4096 * 2 * 2 * kLayers);
 }
 
+// Rows that stay may sit behind thousands that were only passing through.
+TEST(KvCache, HolesInTheExactPoolAreGivenBack) {
+  KvCache cache(8192, {4, 600, 4}, coded_layers());
+  feed(cache, 0, 1, 0, 4096, 0);
+  for (std::int32_t p = 4096; p < 4096 + 32; ++p) feed(cache, 0, 1, p, 1, p);
+  const MemoryUsage m = cache.memory();
+  EXPECT_LE(m.resident_bytes, m.code_bytes + m.exact_bytes + 4 * 4096 * 2 * 2 * kLayers);
+  for (std::int32_t p = 3600; p < 4096 + 32; ++p) expect_cell_holds(cache, p, 1, p);
+}
+
 // D15: byte offsets of codes beyond 2^31 and 2^32, against the codec itself. Only the touched pages exist.
 TEST(KvCache, D15_LargePoolsUse64BitOffsets) {
   Int2Config config;
