@@ -21,6 +21,7 @@ std::vector<MatrixF> round_trip(const Codec& codec, const std::vector<const Matr
   const auto heads = static_cast<std::size_t>(codec.n_head_kv());
   const auto dim = static_cast<std::size_t>(codec.head_dim());
   std::vector<MatrixF> decoded;
+  decoded.reserve(rows.size());
   for (const MatrixF* head : rows) decoded.emplace_back(head->rows(), head->cols());
   std::vector<float> row(heads * dim);
   std::vector<std::uint8_t> code(codec.row_bytes());

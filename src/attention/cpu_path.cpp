@@ -1,4 +1,8 @@
 // Which table of kernels runs: the best one that the processor has, or the one that OSCAR_CPU names.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 
 #include "attention/kernels.h"
@@ -11,8 +15,9 @@ namespace {
 
 bool avx2_usable() {
 #if defined(__x86_64__)
-  return avx2_kernels() != nullptr && __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-         __builtin_cpu_supports("f16c") != 0;
+  unsigned a = 0, b = 0, features = 0, d = 0;  // F16C by hand: clang 14 has no name for it
+  const bool has_f16c = __get_cpuid(1, &a, &b, &features, &d) != 0 && (features & bit_F16C) != 0;
+  return avx2_kernels() != nullptr && has_f16c && __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
 #else
   return false;
 #endif

@@ -99,13 +99,11 @@ void TilePlan::choose_tiers(const AttentionArgs& args, const TokenBlock& block) 
       hide_cell(block.count, j);
       continue;
     }
-    if (!has_code) {
+    if (has_exact && (!has_code || windows.exact(p, block.newest))) {
       tier_[at] = Tier::exact;
     } else if (!has_exact) {
       tier_[at] = Tier::code;
       if (windows.exact(p, block.oldest)) count_misses(args, block, j);
-    } else if (windows.exact(p, block.newest)) {
-      tier_[at] = Tier::exact;
     } else if (!windows.exact(p, block.oldest)) {
       tier_[at] = Tier::code;
     } else {

@@ -79,12 +79,11 @@ Finding inspect_artifact(const fs::path& path) {
   finding.facts["group_size"] = recipe.group_size;
   finding.layers = Table({"layer", "heads", "KV heads", "K dim", "V dim", "cache", "rotations", "orthogonality error", "clip K",
                           "clip V", "K mean norm", "V mean norm"});
-  std::size_t coded = 0, coded_bytes = 0, plain_bytes = 0, window_bytes = 0;
+  std::size_t coded = 0, coded_bytes = 0, plain_bytes = 0;
   for (const LayerArtifact& layer : artifact.layers) {
     const LayerShape& s = layer.shape;
     const std::size_t row = 2U * static_cast<std::size_t>(s.n_head_kv) * static_cast<std::size_t>(s.k_dim + s.v_dim);
     if (s.sliding_window) {
-      window_bytes += row;
       finding.layers.add({s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, "16 bit (sliding window)", Json(), Json(), Json(),
                           Json(), Json(), Json()});
       continue;
