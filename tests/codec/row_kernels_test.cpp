@@ -68,7 +68,7 @@ TEST_P(RowKernelsOf, PackRoundsToTheNearestLevelAndCountsWhatLiesOutside) {
   const std::array<unsigned, 12> expected = {0, 0, 1, 2, 2, 3, 3, 3, 0, 0, 3, 3};
   std::array<std::uint8_t, 3> codes{};
   EXPECT_EQ(GetParam().pack(y.data(), y.size(), grid, codes.data()), 4U);
-  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ((codes[i / 4] >> (2 * (i % 4))) & 3U, expected[i]) << y[i];
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ((unsigned{codes[i / 4]} >> (2 * (i % 4))) & 3U, expected[i]) << y[i];
 }
 
 TEST(RowKernels, AllSetsGiveTheSameBits) {
