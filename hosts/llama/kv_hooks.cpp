@@ -1,4 +1,5 @@
 // The functions llama.cpp's buffers call, and the table of KV buffers.
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <exception>
@@ -12,8 +13,12 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<ggml_backend_buffer_t, std::unique_ptr<KvBuffer>> live;
+  std::vector<std::unique_ptr<KvBuffer>> live;  // in order of creation, which statistics promise; few
   std::vector<nlohmann::json> freed;
+
+  auto find(ggml_backend_buffer_t buffer) {
+    return std::find_if(live.begin(), live.end(), [buffer](const auto& kv) { return kv->buffer == buffer; });
+  }
 };
 Registry& registry() {
   static auto* r = new Registry;  // outlives static destruction: hosts free buffers late
@@ -28,8 +33,8 @@ ggml_backend_buffer_type& own_type() {
 KvBuffer* find_buffer(ggml_backend_buffer_t buffer) {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  const auto found = r.live.find(buffer);
-  return found == r.live.end() ? nullptr : found->second.get();
+  const auto found = r.find(buffer);
+  return found == r.live.end() ? nullptr : found->get();
 }
 
 // Nothing may be thrown into C code; an error here means rows would be lost, and there is no channel to report it.
@@ -47,8 +52,8 @@ void free_hook(ggml_backend_buffer_t buffer) {
   std::unique_ptr<KvBuffer> kv;
   {
     const std::lock_guard lock(r.mutex);
-    const auto found = r.live.find(buffer);
-    kv = std::move(found->second);
+    const auto found = r.find(buffer);
+    kv = std::move(*found);
     r.live.erase(found);
     guarded([&] { r.freed.push_back(kv->statistics()); });
   }
@@ -119,7 +124,7 @@ KvBuffer& convert(ggml_backend_buffer_t buffer) {
   KvBuffer& result = *kv;
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  r.live[buffer] = std::move(kv);
+  r.live.push_back(std::move(kv));
   return result;
 }
 
@@ -192,7 +197,7 @@ nlohmann::json cache_statistics(bool locked) {
   std::unique_lock guard(r.mutex, std::try_to_lock);
   if (!guard.owns_lock() && !locked) guard.lock();
   for (const auto& freed : r.freed) list.push_back(freed);
-  for (const auto& [buffer, kv] : r.live) {
+  for (const auto& kv : r.live) {
     std::unique_lock own(kv->mutex, std::try_to_lock);
     if (!own.owns_lock() && !locked) own.lock();  // waits for the running graph at most
     list.push_back(kv->statistics());

@@ -33,7 +33,8 @@ OSCAR_API const char* oscar_llama_configure(const char* json);
 //   captured_blocks, caches [{layers, sliding_window, cells, streams, cells_used, nominal_bytes, nominal_resident_bytes,
 //   code_bytes,
 //            exact_bytes, peak_exact_bytes, bookkeeping_bytes, resident_bytes, rows_written, window_misses, imported_rows,
-//            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all}]  (live and freed)
+//            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all}]
+//            (freed ones first, then live ones, each in order of creation)
 //   refused: null or a sentence
 OSCAR_API const char* oscar_llama_stats(void);
 
