@@ -135,6 +135,9 @@ Recipe effective_recipe(const Artifact& artifact, const Config& config) {
   if (config.v_mean) recipe.v_mean = *config.v_mean;
   if (config.clip_k) recipe.clip_k = config.clip_k;
   if (config.clip_v) recipe.clip_v = config.clip_v;
+  if (config.codec) recipe.codec = *config.codec;
+  if (config.k_bits) recipe.k_bits = *config.k_bits;
+  if (config.v_bits) recipe.v_bits = *config.v_bits;
   return recipe;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -86,12 +87,13 @@ Capture::Layer* Capture::layer_of(const CaptureEvent& event) {
   Layer& layer = it->second;
   if (added) {
     layer.shape = shape;
-    if (!shape.sliding_window) layer.collector = std::make_unique<MomentCollector>(shape, config_);
+    if (!shape.sliding_window) start(layer);
   } else {
     // The window shows late. All threads are inside this same event, so none of them is using the collector.
     if (shape.sliding_window && !layer.shape.sliding_window) {
       layer.shape.sliding_window = true;
       layer.collector.reset();
+      layer.importance.reset();
     }
     shape.sliding_window = layer.shape.sliding_window;
     if (!(shape == layer.shape)) {
@@ -101,7 +103,38 @@ Capture::Layer* Capture::layer_of(const CaptureEvent& event) {
       return nullptr;
     }
   }
+  if (layer.importance) follow(layer, event);
   return &layer;
+}
+
+void Capture::start(Layer& layer) const {
+  layer.collector = std::make_unique<MomentCollector>(layer.shape, config_);
+  if (!no_importance_.empty()) return;
+  const auto metric = output_metrics_.find(layer.shape.layer);
+  layer.importance = std::make_unique<ImportanceCollector>(layer.shape, ImportanceConfig{},
+                                                           metric == output_metrics_.end() ? nullptr : metric->second);
+}
+
+// Where the running sequence lies. The first thread that brings an event writes it down; its mutex is held.
+void Capture::follow(Layer& layer, const CaptureEvent& event) {
+  const auto known = static_cast<std::int64_t>(layer.cells.size());
+  const std::int64_t first = event.positions.front();
+  if (known == first + event.n_tokens) return;
+  bool follows = event.n_streams == 1 && first == known;
+  for (std::int64_t t = 0; t < event.n_tokens && follows; ++t)
+    follows = event.positions[static_cast<std::size_t>(t)] == first + t;
+  std::string why;
+  if (!follows) why = "tokens do not come as one sequence after the other";
+  if (event.max_bias != 0.0F) why = "attention uses ALiBi";
+  if (why.empty()) {
+    layer.cells.insert(layer.cells.end(), event.cells.begin(), event.cells.end());
+    return;
+  }
+  // All threads are inside this same event, and none of them has come to the collector yet.
+  layer.importance.reset();
+  if (!no_importance_.empty()) return;
+  no_importance_ = why;
+  fmt::print(stderr, "oscar: capture: the importance of keys is not collected, so only codec int2 can be fitted: {}\n", why);
 }
 
 void Capture::collect(Layer& layer, const CaptureEvent& event, int ith, int nth) {
@@ -152,6 +185,32 @@ void Capture::collect(Layer& layer, const CaptureEvent& event, int ith, int nth)
   if (ith == 0) layer.tokens += event.n_tokens;
 }
 
+void Capture::collect_importance(Layer& layer, const CaptureEvent& event, int ith, int nth) {
+  const int head_begin = event.n_head_kv * ith / nth;
+  const int head_end = event.n_head_kv * (ith + 1) / nth;
+  const std::int64_t first = event.positions.front();
+  for (std::int64_t t = 0; t < event.n_tokens;) {
+    const std::int64_t boundary = ((first + t) / kMomentBlock + 1) * kMomentBlock;
+    ImportanceCollector::Block block;
+    block.first = first + t;
+    block.n = std::min(event.n_tokens - t, boundary - block.first);
+    block.q = at(event.q, 0, t, 1);
+    block.q_token = stride(event.q, 1);
+    block.q_head = stride(event.q, 2);
+    block.o = at(event.out, 0, t, 2);
+    block.o_token = stride(event.out, 2);
+    block.o_head = stride(event.out, 1);
+    block.k = event.k_cache;
+    block.v = event.v_cache;
+    block.cells = layer.cells.data();
+    block.scale = event.scale;
+    block.softcap = event.softcap;
+    block.sinks = event.sinks;
+    layer.importance->add(block, head_begin, head_end);
+    t += block.n;
+  }
+}
+
 void Capture::on_attention(const CaptureEvent& event, int ith, int nth) {
   try {
     if (event.n_tokens == 0) return;
@@ -162,15 +221,41 @@ void Capture::on_attention(const CaptureEvent& event, int ith, int nth) {
     }
     Layer* layer = layer_of(event);
     if (layer != nullptr && layer->collector) collect(*layer, event, ith, nth);
+    if (layer != nullptr && layer->importance) collect_importance(*layer, event, ith, nth);
   } catch (const std::exception& e) {
     note_error(e.what());
   }
 }
 
-void Capture::begin_sequence() { expect_start_ = true; }
+void Capture::set_output_metric(int layer, std::vector<float> metric) {
+  const std::lock_guard lock(mutex_);
+  output_metrics_[layer] = std::make_shared<const std::vector<float>>(std::move(metric));
+}
+
+void Capture::begin_sequence() {
+  const std::lock_guard lock(mutex_);
+  end_sequences();
+  expect_start_ = true;
+}
+
+void Capture::end_sequences() {
+  std::vector<Layer*> work;
+  for (auto& [number, layer] : layers_) {
+    layer.cells.clear();
+    if (layer.importance) work.push_back(&layer);
+  }
+  std::atomic<std::size_t> next{0};
+  const auto run = [&] {
+    for (std::size_t i = next++; i < work.size(); i = next++) work[i]->importance->end_sequence();
+  };
+  std::vector<std::jthread> threads;
+  for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) threads.emplace_back(run);
+  run();
+}
 
 // The moments since the last save; the collectors start anew.
 ModelMoments Capture::take_session() {
+  end_sequences();
   ModelMoments session = model_;
   session.sources.clear();
   std::int64_t seen = 0;
@@ -181,7 +266,12 @@ ModelMoments Capture::take_session() {
       layer.collector->finish();
       const auto heads = layer.collector->heads();
       session.layers.back().assign(heads.begin(), heads.end());
-      layer.collector = std::make_unique<MomentCollector>(layer.shape, config_);
+      if (layer.importance) {
+        const auto importance = layer.importance->heads();
+        for (std::size_t h = 0; h < importance.size(); ++h) session.layers.back()[h].importance = std::move(importance[h]);
+      }
+      layer.importance.reset();
+      start(layer);
     }
     seen = std::max(seen, layer.tokens);
     layer.tokens = 0;

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "capture_sink.h"
-#include "oscar/method/moments.h"
+#include "oscar/method/importance.h"
 
 namespace oscar::llama {
 
@@ -29,7 +29,8 @@ class Capture final : public CaptureSink {
 
   void on_attention(const CaptureEvent& event, int ith, int nth) override;
 
-  // The next token must be at position 0.
+  void set_output_metric(int layer, std::vector<float> metric);  // see plugin_api.h
+  // The next token must be at position 0. Counts the sequence that ends here.
   void begin_sequence();
   // Everything so far, resumed moments included, written atomically. Collection goes on afterwards in fresh collectors whose
   // moments are added to the saved ones, so a run that is killed after a save and resumed from its file gives byte for byte
@@ -42,12 +43,18 @@ class Capture final : public CaptureSink {
  private:
   struct Layer {
     LayerShape shape;
-    std::unique_ptr<MomentCollector> collector;  // null: sliding window
-    std::int64_t tokens = 0;                     // since the last save
+    std::unique_ptr<MomentCollector> collector;       // null: sliding window
+    std::unique_ptr<ImportanceCollector> importance;  // null: sliding window, or not to be had (see `no_importance`)
+    std::vector<std::int64_t> cells;                  // of the running sequence, by position
+    std::int64_t tokens = 0;                          // since the last save
   };
 
   Layer* layer_of(const CaptureEvent& event);
   void collect(Layer& layer, const CaptureEvent& event, int ith, int nth);
+  static void collect_importance(Layer& layer, const CaptureEvent& event, int ith, int nth);
+  void start(Layer& layer) const;
+  void follow(Layer& layer, const CaptureEvent& event);
+  void end_sequences();
   void note_error(const std::string& sentence);
   ModelMoments take_session();
   [[nodiscard]] std::vector<TextSource> credited_sources() const;
@@ -60,6 +67,8 @@ class Capture final : public CaptureSink {
   std::mutex mutex_;         // layers_ and error_
   std::map<int, Layer> layers_;
   std::string error_;  // the first; save() reports it
+  std::map<int, std::shared_ptr<const std::vector<float>>> output_metrics_;
+  std::string no_importance_;  // why the importance of keys cannot be collected; said once
   std::atomic<bool> expect_start_{false};
   std::atomic<std::uint64_t> blocks_{0}, rejected_{0};
 };

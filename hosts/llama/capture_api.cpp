@@ -78,6 +78,10 @@ const char* oscar_llama_capture_begin(const char* model_json, const char* resume
   });
 }
 
+const char* oscar_llama_capture_output_metric(int layer, const float* values, unsigned long long count) {
+  return guarded([&] { running().set_output_metric(layer, {values, values + count}); });
+}
+
 const char* oscar_llama_capture_sequence(void) {
   return guarded([] { running().begin_sequence(); });
 }

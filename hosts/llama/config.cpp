@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -16,8 +17,9 @@ constexpr std::array<std::pair<std::string_view, Mode>, 5> kModes = {{{"oscar", 
                                                                       {"capture", Mode::capture},
                                                                       {"off", Mode::off}}};
 
-constexpr std::array<std::string_view, 13> kKeys = {"mode",   "artifact", "strict", "stats",  "sink", "recent", "rollback",
-                                                    "k_mean", "v_mean",   "clip_k", "clip_v", "log",  "check"};
+constexpr std::array<std::string_view, 16> kKeys = {"mode",     "artifact", "strict", "stats",  "sink",   "recent",
+                                                    "rollback", "k_mean",   "v_mean", "clip_k", "clip_v", "codec",
+                                                    "k_bits",   "v_bits",   "log",    "check"};
 
 std::mutex& mutex() {
   static std::mutex m;
@@ -43,6 +45,14 @@ float to_clip(std::string_view key, const std::string& text) {
   const float value = std::strtof(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !(value <= 1.0F))
     fail("{}: '{}' is not a clip ratio (at most 1; 0 switches clipping off)", key, text);
+  return value;
+}
+
+double to_bits(std::string_view key, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || std::find(kSpectralRates.begin(), kSpectralRates.end(), value) == kSpectralRates.end())
+    fail("{}: '{}' is not 1.5, 2, 2.5 or 3", key, text);
   return value;
 }
 
@@ -88,6 +98,13 @@ void set(Config& c, std::string_view key, const std::string& text) {
     c.clip_k = to_clip(key, text);
   } else if (key == "clip_v") {
     c.clip_v = to_clip(key, text);
+  } else if (key == "codec") {
+    if (text != "int2" && text != "spectral") fail("codec: '{}' is unknown; use spectral or int2", text);
+    c.codec = text;
+  } else if (key == "k_bits") {
+    c.k_bits = to_bits(key, text);
+  } else if (key == "v_bits") {
+    c.v_bits = to_bits(key, text);
   } else {
     fail("configuration key '{}' is unknown", key);
   }
@@ -151,6 +168,12 @@ void configure_from_json(std::string_view text) {
         c.clip_k.reset();
       } else if (key == "clip_v") {
         c.clip_v.reset();
+      } else if (key == "codec") {
+        c.codec.reset();
+      } else if (key == "k_bits") {
+        c.k_bits.reset();
+      } else if (key == "v_bits") {
+        c.v_bits.reset();
       } else if (key == "artifact") {
         c.artifact.clear();
       } else if (key == "stats") {

@@ -23,6 +23,8 @@ struct Config {
   Windows windows;
   std::optional<MeanMode> k_mean, v_mean;
   std::optional<float> clip_k, clip_v;
+  std::optional<std::string> codec;
+  std::optional<double> k_bits, v_bits;
 };
 
 Config config();                    // a copy of the current values

@@ -179,6 +179,16 @@ void KvBuffer::announce() const {
                        mib(size), n_cells()));
     return;
   }
+  const std::size_t planned = planned_bytes();
+  say(1,
+      fmt::format(
+          "{} layers, {} | sink {} recent {} | {:.1f} MiB at {} cells ({:.1f}x) | artifact sha256:{}..", layers.size(),
+          recipe.codec == "int2" ? describe_int2() : fmt::format("spectral, K {} bits V {} bits", recipe.k_bits, recipe.v_bits),
+          config.windows.sink, config.windows.recent, mib(planned), n_cells(),
+          static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
+}
+
+std::string KvBuffer::describe_int2() const {
   const auto clip = [](const std::vector<float>& fitted, const std::optional<float>& given) {
     const auto percent = [](float c) {
       return c > 0 ? fmt::format(".{:02.0f}", std::min(99.0F, 100 * c)) : std::string("off");
@@ -196,14 +206,8 @@ void KvBuffer::announce() const {
   }
   const LayerShape& shape = artifact->find(layers.front().layer)->shape;
   const auto group = [&](int dim) { return recipe.group_size == 0 ? dim : std::min(recipe.group_size, dim); };
-  const std::size_t planned = planned_bytes();
-  say(1, fmt::format("{} layers, K {} g{} clip {} mean {} | V {} g{} clip {} mean {} | sink {} recent {} | {:.1f} MiB at {} "
-                     "cells ({:.1f}x) | "
-                     "artifact sha256:{}..",
-                     layers.size(), recipe.codec, group(shape.k_dim), clip(clip_k, recipe.clip_k), to_string(recipe.k_mean),
-                     recipe.codec, group(shape.v_dim), clip(clip_v, recipe.clip_v), to_string(recipe.v_mean),
-                     config.windows.sink, config.windows.recent, mib(planned), n_cells(),
-                     static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
+  return fmt::format("K int2 g{} clip {} mean {} | V int2 g{} clip {} mean {}", group(shape.k_dim), clip(clip_k, recipe.clip_k),
+                     to_string(recipe.k_mean), group(shape.v_dim), clip(clip_v, recipe.clip_v), to_string(recipe.v_mean));
 }
 
 std::unique_ptr<KvCache> KvBuffer::make_cache() const {
@@ -233,7 +237,7 @@ void KvBuffer::serve() {
     give_up(e.what());
     return;
   }
-  if (artifact && !codecs.empty()) store->set_state_digest(std::stoull(artifact->digest.substr(0, 16), nullptr, 16));
+  if (artifact && !codecs.empty()) store->set_state_digest(state_digest(*artifact, recipe));
   for (const auto& tensor : tensors) {
     for (std::size_t cell = 0; cell < raw_.size(); ++cell) {
       if (!raw_[cell]) continue;

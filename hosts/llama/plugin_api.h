@@ -8,7 +8,8 @@
 //   strict     1: a bypassed attention operation, an unusable artifact or a refused cache ends the program (exit code 3)
 //   stats      path; counters as JSON at exit and on SIGUSR1
 //   sink, recent, rollback     windows (64, 256, 64)
-//   k_mean (none|static|rope), v_mean (none|static), clip_k, clip_v     override the artifact's recipe
+//   k_mean (none|static|rope), v_mean (none|static), clip_k, clip_v,
+//   codec (spectral|int2), k_bits, v_bits (1.5|2|2.5|3; spectral only)     override the artifact's recipe
 //   log        0 errors and the configuration line (default 1), 2 every decision
 #pragma once
 
@@ -41,6 +42,9 @@ OSCAR_API const char* oscar_llama_stats(void);
 // Moment capture (mode "capture"). model_json: {fingerprint, architecture, name, n_layer, sources: [{name, sha256, tokens}]}.
 OSCAR_API const char* oscar_llama_capture_begin(const char* model_json, const char* resume_path /* or NULL */);
 // Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
+// For the layers it is given for, before the first token: W_o^T W_o of each query head, [n_head, v_dim, v_dim] row-major, what
+// value errors of a head cost at the layer's output. Without it: identity.
+OSCAR_API const char* oscar_llama_capture_output_metric(int layer, const float* values, unsigned long long count);
 OSCAR_API const char* oscar_llama_capture_sequence(void);
 OSCAR_API const char* oscar_llama_capture_save(const char* path);
 

@@ -5,6 +5,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/codec/int2.h"
+#include "oscar/codec/spectral.h"
 
 namespace oscar {
 
@@ -78,11 +79,68 @@ std::unique_ptr<Codec> value_codec(const LayerArtifact& layer, const Recipe& rec
   return make_int2_codec(std::move(config));
 }
 
+std::unique_ptr<Codec> spectral_key_codec(const LayerArtifact& layer, const Recipe& recipe) {
+  const SpectralLayer& fitted = layer.spectral;
+  const auto rate = std::find(kSpectralRates.begin(), kSpectralRates.end(), recipe.k_bits);
+  if (rate == kSpectralRates.end()) fail("k_bits is {}; 1.5, 2, 2.5 and 3 are possible", recipe.k_bits);
+  if (recipe.k_mean != MeanMode::rope) {
+    fail("the spectral codec was fitted with k_mean 'rope' and cannot run with '{}'; use codec int2 for that",
+         to_string(recipe.k_mean));
+  }
+  const MatrixF& widths = fitted.width[static_cast<std::size_t>(rate - kSpectralRates.begin())];
+  SpectralKeyConfig config;
+  config.n_head_kv = layer.shape.n_head_kv;
+  config.head_dim = layer.shape.k_dim;
+  for (int h = 0; h < config.n_head_kv; ++h) {
+    SpectralKeyHead& head = config.heads.emplace_back();
+    head.transform = fitted.transform[static_cast<std::size_t>(h)];
+    head.inverse = fitted.inverse[static_cast<std::size_t>(h)];
+    for (int d = 0; d < config.head_dim; ++d) {
+      const int width = static_cast<int>(widths(h, d));
+      head.width.push_back(width);
+      head.step.push_back(width == 0 ? 1.0F : fitted.step[static_cast<std::size_t>(width / 2 - 1)](h, d));
+      head.inverse_sigma.push_back(fitted.inverse_sigma(h, d));
+    }
+  }
+  config.mean = fitted.mean;
+  const MatrixF& pre_rope = require_mean(layer.k_mean_pre_rope, "key mean before RoPE");
+  if (layer.shape.rope.pairing == RopePairing::none) {
+    config.mean += pre_rope;
+  } else {
+    config.mean_pre_rope = pre_rope;
+    config.rope = Rope(layer.shape.rope, layer.shape.k_dim);
+  }
+  return make_spectral_key_codec(std::move(config));
+}
+
+std::unique_ptr<Codec> spectral_value_codec(const LayerArtifact& layer, const Recipe& recipe) {
+  if (recipe.v_mean != MeanMode::none) {
+    fail("the spectral codec has no v_mean, but '{}' is asked for; use codec int2 for that", to_string(recipe.v_mean));
+  }
+  SpectralValueConfig config;
+  config.n_head_kv = layer.shape.n_head_kv;
+  config.head_dim = layer.shape.v_dim;
+  config.bits = recipe.v_bits;
+  config.signs = layer.spectral.v_signs;
+  config.scale = layer.spectral.v_scale;
+  return make_spectral_value_codec(std::move(config));
+}
+
 }  // namespace
 
 LayerCodecs make_codecs(const LayerArtifact& layer, const Recipe& recipe) {
-  if (recipe.codec != "int2") fail("codec '{}' is unknown; int2 is known", recipe.codec);
+  if (recipe.codec != "int2" && recipe.codec != "spectral") {
+    fail("codec '{}' is unknown; int2 and spectral are known", recipe.codec);
+  }
   try {
+    if (recipe.codec == "spectral") {
+      if (layer.spectral.empty()) {
+        fail(
+            "the artifact has no spectral codec (it was converted, or calibrated before 0.2); calibrate again or use codec "
+            "int2");
+      }
+      return {spectral_key_codec(layer, recipe), spectral_value_codec(layer, recipe)};
+    }
     if (layer.k_rotation.empty() || layer.v_rotation.empty()) fail("it was not calibrated, so it has no codec");
     return {key_codec(layer, recipe), value_codec(layer, recipe)};
   } catch (const Error& error) {

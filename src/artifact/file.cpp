@@ -24,6 +24,8 @@ std::optional<float> optional_float(const nlohmann::json& json, const char* key,
 
 nlohmann::json to_json(const Recipe& recipe) {
   return {{"codec", recipe.codec},
+          {"k_bits", recipe.k_bits},
+          {"v_bits", recipe.v_bits},
           {"k_mean", to_string(recipe.k_mean)},
           {"v_mean", to_string(recipe.v_mean)},
           {"k_objective", recipe.k_objective},
@@ -34,10 +36,14 @@ nlohmann::json to_json(const Recipe& recipe) {
           {"clip_v", optional_number(recipe.clip_v)}};
 }
 
-Recipe recipe_from_json(const nlohmann::json& json) {
+Recipe recipe_from_json(const nlohmann::json& json, std::int64_t version) {
   constexpr const char* kWhat = "the recipe";
   Recipe recipe;
   recipe.codec = json_text(json, "codec", kWhat);
+  if (version >= 2) {
+    recipe.k_bits = static_cast<double>(json_float(json, "k_bits", kWhat));
+    recipe.v_bits = static_cast<double>(json_float(json, "v_bits", kWhat));
+  }
   recipe.k_mean = parse_mean_mode(json_text(json, "k_mean", kWhat));
   recipe.v_mean = parse_mean_mode(json_text(json, "v_mean", kWhat));
   recipe.k_objective = json_text(json, "k_objective", kWhat);
@@ -178,7 +184,7 @@ Artifact parse_artifact(const SafeTensors& file) {
   const nlohmann::json& model = json_field(metadata, "model", kWhat);
   artifact.model = {json_text(model, "fingerprint", "its model"), json_text(model, "architecture", "its model"),
                     json_text(model, "name", "its model"), json_count(model, "n_layer", "its model")};
-  artifact.recipe = recipe_from_json(json_field(metadata, "recipe", kWhat));
+  artifact.recipe = recipe_from_json(json_field(metadata, "recipe", kWhat), version);
   artifact.provenance = json_field(metadata, "provenance", kWhat);
 
   TensorReader tensors(file.tensors);
@@ -195,6 +201,15 @@ Artifact parse_artifact(const SafeTensors& file) {
     layer.v_mean = tensors.rows(tensor_name(n, "v_mean"));
     layer.clip_k = tensors.values(tensor_name(n, "clip_k"));
     layer.clip_v = tensors.values(tensor_name(n, "clip_v"));
+    SpectralLayer& spectral = layer.spectral;
+    spectral.transform = tensors.matrices(tensor_name(n, "spectral.transform"));
+    spectral.inverse = tensors.matrices(tensor_name(n, "spectral.inverse"));
+    spectral.mean = tensors.rows(tensor_name(n, "spectral.mean"));
+    spectral.inverse_sigma = tensors.rows(tensor_name(n, "spectral.inverse_sigma"));
+    spectral.step = tensors.matrices(tensor_name(n, "spectral.step"));
+    spectral.width = tensors.matrices(tensor_name(n, "spectral.width"));
+    spectral.v_signs = tensors.rows(tensor_name(n, "spectral.v_signs"));
+    spectral.v_scale = tensors.values(tensor_name(n, "spectral.v_scale"));
     artifact.layers.push_back(std::move(layer));
   }
   tensors.require_all_taken();
@@ -202,6 +217,13 @@ Artifact parse_artifact(const SafeTensors& file) {
 }
 
 }  // namespace
+
+std::uint64_t state_digest(const Artifact& artifact, const Recipe& recipe) {
+  Sha256 hash;
+  hash.update(artifact.digest);
+  hash.update(to_json(recipe).dump());
+  return std::stoull(hash.hex().substr(0, 16), nullptr, 16);
+}
 
 void save_artifact(Artifact& artifact, const std::filesystem::path& path) {
   validate(artifact);
@@ -218,6 +240,15 @@ void save_artifact(Artifact& artifact, const std::filesystem::path& path) {
     put_rows(file, tensor_name(n, "v_mean"), layer.v_mean);
     put_values(file, tensor_name(n, "clip_k"), layer.clip_k);
     put_values(file, tensor_name(n, "clip_v"), layer.clip_v);
+    const SpectralLayer& spectral = layer.spectral;
+    put_matrices(file, tensor_name(n, "spectral.transform"), spectral.transform);
+    put_matrices(file, tensor_name(n, "spectral.inverse"), spectral.inverse);
+    put_rows(file, tensor_name(n, "spectral.mean"), spectral.mean);
+    put_rows(file, tensor_name(n, "spectral.inverse_sigma"), spectral.inverse_sigma);
+    put_matrices(file, tensor_name(n, "spectral.step"), spectral.step);
+    put_matrices(file, tensor_name(n, "spectral.width"), spectral.width);
+    put_rows(file, tensor_name(n, "spectral.v_signs"), spectral.v_signs);
+    put_values(file, tensor_name(n, "spectral.v_scale"), spectral.v_scale);
   }
   nlohmann::json metadata = metadata_of(artifact);
   try {

@@ -5,6 +5,7 @@
 #include "fit_clip.h"
 #include "fit_quality.h"
 #include "fit_rotation.h"
+#include "fit_spectral.h"
 #include "objective.h"
 #include "oscar/artifact/artifact.h"
 #include "oscar/artifact/rotation_zoo.h"
@@ -23,7 +24,9 @@ constexpr double kSharedPenalty = 1.5;   // a layer-wide rotation this much wors
 using Heads = std::span<const HeadMoments>;
 
 void check_recipe(const Recipe& recipe) {
-  if (recipe.codec != "int2") fail("codec '{}' cannot be fitted; int2 can", recipe.codec);
+  if (recipe.codec != "int2" && recipe.codec != "spectral") {
+    fail("codec '{}' cannot be fitted; int2 and spectral can", recipe.codec);
+  }
   if (is_value_objective(recipe.k_objective)) {
     fail("k_objective '{}' is for values; use qqt, ktk or hadamard with a composition, as in qqt_r_h_pbr", recipe.k_objective);
   }
@@ -115,6 +118,15 @@ LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& reci
   const std::size_t matrices = layer.k_rotation.size();
   layer.clip_k = recipe.clip_k ? std::vector<float>(matrices, *recipe.clip_k) : fit_key_clips(heads, layer, recipe);
   layer.clip_v = recipe.clip_v ? std::vector<float>(matrices, *recipe.clip_v) : fit_value_clips(heads, layer, recipe);
+  if (!heads.front().importance.empty()) {
+    std::vector<std::string> notes;
+    layer.spectral = fit_spectral(layer, heads, warnings != nullptr ? *warnings : notes);
+  } else if (recipe.codec == "spectral") {
+    fail(
+        "layer {}: the moments hold no importance statistics, which the spectral codec needs: calibrate again, or fit codec "
+        "int2",
+        shape.layer);
+  }
   return layer;
 }
 

@@ -14,7 +14,14 @@ namespace {
 constexpr double kMaxOrthogonalityError = 1e-3;
 
 void check_recipe(const Recipe& recipe) {
-  if (recipe.codec != "int2") fail("the recipe's codec '{}' is unknown; int2 is known", recipe.codec);
+  if (recipe.codec != "int2" && recipe.codec != "spectral") {
+    fail("the recipe's codec '{}' is unknown; int2 and spectral are known", recipe.codec);
+  }
+  for (const double bits : {recipe.k_bits, recipe.v_bits}) {
+    if (std::find(kSpectralRates.begin(), kSpectralRates.end(), bits) == kSpectralRates.end()) {
+      fail("the recipe's {} bits are not 1.5, 2, 2.5 or 3", bits);
+    }
+  }
   if (recipe.v_mean == MeanMode::rope) fail("the recipe's v_mean is 'rope'; values have no rotary embedding");
   if (recipe.group_size < 0 || recipe.group_size % 4 != 0) {
     fail("the recipe's group_size {} is not 0 or a positive multiple of 4", recipe.group_size);
@@ -80,6 +87,47 @@ void check_clip(const std::vector<float>& clip, int heads, const char* which) {
   }
 }
 
+// Shapes only: the codec's constructor checks what the numbers must satisfy.
+void check_spectral(const LayerArtifact& layer, const Recipe& recipe) {
+  const SpectralLayer& s = layer.spectral;
+  const LayerShape& shape = layer.shape;
+  if (s.empty()) {
+    if (recipe.codec == "spectral") fail("its spectral tensors are missing, which the recipe's codec needs");
+    if (!s.inverse.empty() || !s.step.empty() || !s.width.empty() || !s.v_scale.empty())
+      fail("some spectral tensors are missing");
+    return;
+  }
+  const auto heads = static_cast<std::size_t>(shape.n_head_kv);
+  if (s.transform.size() != heads || s.inverse.size() != heads || s.step.size() != kSpectralWidths ||
+      s.width.size() != kSpectralRates.size() || s.v_scale.size() != heads) {
+    fail("the number of spectral matrices does not fit {} KV heads", heads);
+  }
+  for (const auto* matrices : {&s.transform, &s.inverse}) {
+    for (const MatrixF& m : *matrices) {
+      if (m.rows() != shape.k_dim || m.cols() != shape.k_dim) fail("a spectral transform is {} x {}", m.rows(), m.cols());
+    }
+  }
+  const auto rows = [&](const MatrixF& m, int dim, const char* which) {
+    check_rows(m, shape.n_head_kv, dim, which, "the spectral codec");
+  };
+  rows(s.mean, shape.k_dim, "spectral.mean");
+  rows(s.inverse_sigma, shape.k_dim, "spectral.inverse_sigma");
+  rows(s.v_signs, shape.v_dim, "spectral.v_signs");
+  for (const MatrixF& m : s.step) rows(m, shape.k_dim, "spectral.step");
+  for (const MatrixF& m : s.width) {
+    rows(m, shape.k_dim, "spectral.width");
+    if (!(m.array() == 0 || m.array() == 2 || m.array() == 4 || m.array() == 6 || m.array() == 8).all()) {
+      fail("spectral.width holds something else than 0, 2, 4, 6 and 8");
+    }
+  }
+  rows(layer.k_mean_pre_rope, shape.k_dim, "k_mean_pre_rope");
+  Recipe spectral;  // the default rates; widths of the others obey the same rules
+  for (const double rate : kSpectralRates) {
+    spectral.k_bits = spectral.v_bits = rate;
+    make_codecs(layer, spectral);
+  }
+}
+
 void check_layer(const LayerArtifact& layer, const Recipe& recipe) {
   const LayerShape& shape = layer.shape;
   check_shape(shape);
@@ -97,6 +145,7 @@ void check_layer(const LayerArtifact& layer, const Recipe& recipe) {
              recipe.v_mean == MeanMode::statical ? "v_mean 'static'" : nullptr);
   check_clip(layer.clip_k, shape.n_head_kv, "clip_k");
   check_clip(layer.clip_v, shape.n_head_kv, "clip_v");
+  check_spectral(layer, recipe);
 }
 
 }  // namespace

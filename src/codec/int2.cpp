@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "codec/row_kernels.h"
+#include "codec/row_mean.h"
 #include "oscar/base/error.h"
 #include "oscar/base/half.h"
 #include "oscar/method/rotation.h"
@@ -16,14 +17,11 @@
 namespace oscar {
 namespace {
 
-constexpr int kMaxHeadDim = 1024;           // bounds the stack buffers of one head
 constexpr float kMaxInput = 0x1p96F;        // inputs beyond are clamped, so that sums over a head stay finite
 constexpr float kMaxRotated = 65504.0F;     // largest binary16: keeps lo and step finite
 constexpr double kMaxOrthogonality = 1e-3;  // max |R^T R - I|
 
 static_assert(std::endian::native == std::endian::little, "row bytes are written as little-endian words");
-
-using HeadBuffer = std::array<float, kMaxHeadDim>;
 
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
@@ -47,7 +45,7 @@ class Int2Codec final : public Codec {
     head_bytes_ = size_of(dim / 4 + 4 * groups_);
     for (const MatrixF& r : config_.rotation) inverse_.emplace_back(r.transpose());
     if (config_.clip.empty()) config_.clip.assign(1, 0.0F);
-    if (config_.mean_pre_rope.size() != 0) find_pairs();
+    mean_ = RowMean("int2", config_.mean_static, config_.mean_pre_rope, config_.rope, config_.n_head_kv, dim);
   }
 
   [[nodiscard]] std::string_view name() const override { return "int2"; }
@@ -62,13 +60,13 @@ class Int2Codec final : public Codec {
     ++stats.rows;
     if (!std::all_of(row.begin(), row.end(), is_finite)) ++stats.sanitised;
     HeadBuffer turn;
-    if (!pairs_.empty()) rope_turn(position, turn);
+    mean_.turn(position, turn);
     HeadBuffer x;
     HeadBuffer y;
     for (int h = 0; h < config_.n_head_kv; ++h) {
       const float* in = row.data() + size_of(h) * dim;
       for (std::size_t d = 0; d < dim; ++d) x[d] = is_finite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) : 0.0F;
-      add_mean(h, turn, -1.0F, x);
+      mean_.add(h, turn, -1.0F, x);
       rotate(config_.rotation, h, x, y);
       clip_row(std::span(y).first(dim), pick(config_.clip, h), stats);
       encode_head(y.data(), out.data() + size_of(h) * head_bytes_, stats);
@@ -79,13 +77,13 @@ class Int2Codec final : public Codec {
     check_row(row.size(), code.size());
     const std::size_t dim = size_of(config_.head_dim);
     HeadBuffer turn;
-    if (!pairs_.empty()) rope_turn(position, turn);
+    mean_.turn(position, turn);
     HeadBuffer x;
     HeadBuffer y;
     for (int h = 0; h < config_.n_head_kv; ++h) {
       decode_inner(h, code, std::span(y).first(dim));
       rotate(inverse_, h, y, x);
-      add_mean(h, turn, 1.0F, x);
+      mean_.add(h, turn, 1.0F, x);
       std::copy_n(x.begin(), dim, row.begin() + h * config_.head_dim);
     }
   }
@@ -108,30 +106,18 @@ class Int2Codec final : public Codec {
     multiply(inverse_, kv_head, inner.data(), x.data());
     const std::size_t dim = size_of(config_.head_dim);
     for (std::size_t d = 0; d < dim; ++d) out[d] += x[d];
-    if (config_.mean_static.size() == 0) return;
-    const float* mean = head_row(config_.mean_static, kv_head).data();
+    const std::span<const float> mean = mean_.offset(kv_head);
     const auto w = static_cast<float>(weight);
-    for (std::size_t d = 0; d < dim; ++d) out[d] += w * mean[d];
+    for (std::size_t d = 0; d < mean.size(); ++d) out[d] += w * mean[d];
   }
 
-  [[nodiscard]] KeyMean key_mean(int kv_head) const override {
-    KeyMean mean;
-    if (config_.mean_static.size() != 0) mean.offset = head_row(config_.mean_static, kv_head);
-    if (config_.mean_pre_rope.size() != 0) {
-      mean.pre_rope = head_row(config_.mean_pre_rope, kv_head);
-      mean.rope = &config_.rope;
-    }
-    return mean;
-  }
+  [[nodiscard]] KeyMean key_mean(int kv_head) const override { return mean_.key_mean(kv_head); }
 
  private:
   // An array of 1 (shared) or n_head_kv entries.
   template <class T>
   static const T& pick(const std::vector<T>& items, int h) {
     return items[items.size() == 1 ? 0 : size_of(h)];
-  }
-  static std::span<const float> head_row(const MatrixF& m, int h) {
-    return {m.data() + static_cast<std::ptrdiff_t>(h) * m.cols(), size_of(static_cast<int>(m.cols()))};
   }
 
   void check_config() const {
@@ -155,12 +141,8 @@ class Int2Codec final : public Codec {
       fail("int2: {} rotations for {} KV heads; give one, or one per head", c.rotation.size(), c.n_head_kv);
     }
     for (std::size_t i = 0; i < c.rotation.size(); ++i) check_rotation(c.rotation[i], i);
-    check_mean(c.mean_static, "mean_static");
-    check_mean(c.mean_pre_rope, "mean_pre_rope");
-    if (c.mean_pre_rope.size() == 0) return;
-    if (c.mean_static.size() != 0) fail("int2: both a static and a pre-RoPE mean are given; choose one");
-    if (c.rope.params().pairing == RopePairing::none || c.rope.head_dim() != c.head_dim) {
-      fail("int2: a pre-RoPE mean needs the layer's RoPE for head_dim {}; use the static mean where there is none", c.head_dim);
+    if (c.mean_pre_rope.size() != 0 && c.mean_static.size() != 0) {
+      fail("int2: both a static and a pre-RoPE mean are given; choose one");
     }
   }
 
@@ -175,55 +157,11 @@ class Int2Codec final : public Codec {
     }
   }
 
-  void check_mean(const MatrixF& mean, std::string_view what) const {
-    if (mean.size() == 0) return;
-    if (mean.rows() != config_.n_head_kv || mean.cols() != config_.head_dim) {
-      fail("int2: {} is {} x {}; expected [n_head_kv, head_dim] = {} x {}", what, mean.rows(), mean.cols(), config_.n_head_kv,
-           config_.head_dim);
-    }
-    if (!mean.allFinite()) fail("int2: {} contains NaN or Inf", what);
-  }
-
   void check_row(std::size_t values, std::size_t bytes) const {
     if (values != size_of(config_.n_head_kv) * size_of(config_.head_dim) || bytes != row_bytes()) {
       fail("int2: row of {} values and {} code bytes; expected {} and {}", values, bytes, config_.n_head_kv * config_.head_dim,
            row_bytes());
     }
-  }
-
-  // Which coordinates RoPE pairs. Both pairings rotate (first, second) by the same angle.
-  void find_pairs() {
-    const RopeParams& p = config_.rope.params();
-    const int half = p.n_rot / 2;
-    for (int i = 0; i < half; ++i) {
-      pairs_.push_back(p.pairing == RopePairing::norm ? std::pair(size_of(2 * i), size_of(2 * i + 1))
-                                                      : std::pair(size_of(i), size_of(i + half)));
-    }
-  }
-
-  // The angles of a position are the same for all heads, and sines are dear: RoPE of the pairs (1, 0) is (cos, sin) times
-  // the magnitude, from which each head's mean is turned by one complex product.
-  void rope_turn(std::int64_t position, HeadBuffer& turn) const {
-    turn.fill(0.0F);
-    for (const auto& [first, second] : pairs_) turn[first] = 1.0F;
-    config_.rope.apply(std::span(turn).first(size_of(config_.head_dim)), position);
-  }
-
-  void add_mean(int h, const HeadBuffer& turn, float sign, HeadBuffer& x) const {
-    const std::size_t dim = size_of(config_.head_dim);
-    if (config_.mean_static.size() != 0) {
-      const float* mean = head_row(config_.mean_static, h).data();
-      for (std::size_t d = 0; d < dim; ++d) x[d] += sign * mean[d];
-    }
-    if (pairs_.empty()) return;
-    const float* mean = head_row(config_.mean_pre_rope, h).data();
-    for (const auto& [first, second] : pairs_) {
-      const float c = turn[first];
-      const float s = turn[second];
-      x[first] += sign * (mean[first] * c - mean[second] * s);
-      x[second] += sign * (mean[first] * s + mean[second] * c);
-    }
-    for (std::size_t d = size_of(config_.rope.params().n_rot); d < dim; ++d) x[d] += sign * mean[d];
   }
 
   void multiply(const std::vector<MatrixF>& matrices, int h, const float* x, float* y) const {
@@ -267,7 +205,7 @@ class Int2Codec final : public Codec {
   const RowKernels& kernels_ = row_kernels();
   Int2Config config_;
   std::vector<MatrixF> inverse_;  // transposed rotations
-  std::vector<std::pair<std::size_t, std::size_t>> pairs_;
+  RowMean mean_;
   int groups_ = 1;
   std::size_t head_bytes_ = 0;  // of one head within a row
 };

@@ -3,6 +3,9 @@
 //   layers.N.k_sum, k_pre_sum [Hk, D]  layers.N.v_sum [Hk, Dv]  layers.N.sst_weight [Hk]          F64
 //   layers.N.k_samples [Hk, n, D]  layers.N.v_samples [Hk, n, Dv]  F16 (lossless: rows were rounded when sampled)
 //   layers.N.sample_positions [n] I32
+// and, where importance was collected (importance.h; E = D + n_rot + 1), for `m` samples
+//   layers.N.importance.metric [Hk, D, D]  layers.N.importance.joint [Hk, E, E]  layers.N.importance.pair_weight [Hk]   F64
+//   layers.N.importance.keys [Hk, m, D] F16  layers.N.importance.weights [Hk, m] F32  layers.N.importance.positions [m] I32
 // `__metadata__` "oscar": JSON text with format "oscar-moments", format_version, model, sources, layers, counts, date, tool.
 #include <cstring>
 #include <filesystem>
@@ -46,6 +49,45 @@ SafeTensor raw_tensor(const char* dtype, std::vector<std::int64_t> shape, const 
 
 void append_halves(const MatrixF& rows, std::vector<std::uint16_t>& out) {
   for (Eigen::Index i = 0; i < rows.size(); ++i) out.push_back(float_to_half(rows.data()[i]));
+}
+
+Eigen::Index joint_size(const LayerShape& shape) {
+  return shape.k_dim + (shape.rope.pairing == RopePairing::none ? 0 : shape.rope.n_rot) + 1;
+}
+
+void append(const MatrixD& matrix, std::vector<double>& out) {
+  out.insert(out.end(), matrix.data(), matrix.data() + matrix.size());
+}
+
+void save_importance(const LayerShape& shape, const Heads& heads, SafeTensors& file) {
+  const auto n_heads = static_cast<std::int64_t>(heads.size());
+  const auto& positions = heads.front().importance.sample_positions;
+  const auto n = static_cast<std::int64_t>(positions.size());
+  const Eigen::Index joint = joint_size(shape);
+  std::vector<double> metrics;
+  std::vector<double> joints;
+  std::vector<double> pair_weights;
+  std::vector<std::uint16_t> keys;
+  std::vector<float> weights;
+  for (const HeadMoments& head : heads) {
+    const HeadImportance& i = head.importance;
+    if (i.metric.rows() != shape.k_dim || i.joint.rows() != joint || i.sample_positions != positions ||
+        i.tokens != heads.front().importance.tokens) {
+      fail("layer {}: the importance of its heads does not fit together, so it cannot be saved", shape.layer);
+    }
+    append(i.metric, metrics);
+    append(i.joint, joints);
+    pair_weights.push_back(i.pair_weight);
+    keys.insert(keys.end(), i.sample_keys.begin(), i.sample_keys.end());
+    weights.insert(weights.end(), i.sample_weights.begin(), i.sample_weights.end());
+  }
+  const auto named = [&](std::string_view name) { return tensor_name(shape.layer, fmt::format("importance.{}", name)); };
+  file.tensors[named("metric")] = to_tensor(std::span<const double>(metrics), {n_heads, shape.k_dim, shape.k_dim});
+  file.tensors[named("joint")] = to_tensor(std::span<const double>(joints), {n_heads, joint, joint});
+  file.tensors[named("pair_weight")] = to_tensor(std::span<const double>(pair_weights), {n_heads});
+  file.tensors[named("keys")] = raw_tensor("F16", {n_heads, n, shape.k_dim}, keys);
+  file.tensors[named("weights")] = raw_tensor("F32", {n_heads, n}, weights);
+  file.tensors[named("positions")] = raw_tensor("I32", {n}, positions);
 }
 
 void save_layer(const LayerShape& shape, const Heads& heads, SafeTensors& file) {
@@ -92,13 +134,15 @@ class Reader {
     return found->second;
   }
 
-  const SafeTensor& tensor(const std::string& name, const char* dtype, const std::vector<std::int64_t>& shape) {
+  // first: false when the tensor was asked for before.
+  const SafeTensor& tensor(const std::string& name, const char* dtype, const std::vector<std::int64_t>& shape,
+                           bool first = true) {
     const auto found = file_.tensors.find(name);
     if (found == file_.tensors.end()) fail("'{}' has no tensor '{}'", path_, name);
     if (found->second.dtype != dtype || found->second.shape != shape) {
       fail("tensor '{}' of '{}' has the wrong dtype ({}, expected {}) or shape", name, path_, found->second.dtype, dtype);
     }
-    ++used_;
+    used_ += first ? 1U : 0U;
     return found->second;
   }
 
@@ -133,6 +177,39 @@ class Reader {
   SafeTensors file_;
   std::size_t used_ = 0;
 };
+
+void load_importance(const LayerShape& shape, std::int64_t tokens, Reader& reader, Heads& heads) {
+  const std::int64_t n_heads = shape.n_head_kv;
+  const Eigen::Index joint = joint_size(shape);
+  const auto named = [&](std::string_view name) { return tensor_name(shape.layer, fmt::format("importance.{}", name)); };
+  const std::vector<double> metrics = reader.doubles(named("metric"), {n_heads, shape.k_dim, shape.k_dim});
+  const std::vector<double> joints = reader.doubles(named("joint"), {n_heads, joint, joint});
+  const std::vector<double> pair_weights = reader.doubles(named("pair_weight"), {n_heads});
+  const std::int64_t n = reader.samples(named("positions"));
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(n));
+  const SafeTensor& packed = reader.tensor(named("positions"), "I32", {n});
+  if (n > 0) std::memcpy(positions.data(), packed.bytes.data(), packed.bytes.size());
+  reader.halves(named("keys"), {n_heads, n, shape.k_dim});  // refuses what is not finite
+  const SafeTensor& keys = reader.tensor(named("keys"), "F16", {n_heads, n, shape.k_dim}, false);
+  const std::vector<float> weights = to_floats(reader.tensor(named("weights"), "F32", {n_heads, n}), named("weights"));
+  for (const float w : weights) {
+    if (!(w >= 0.0F) || !std::isfinite(w)) fail("layer {}: a weight of its importance is negative or not finite", shape.layer);
+  }
+  const auto row = static_cast<std::size_t>(n * shape.k_dim);
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    HeadImportance& i = heads[h].importance;
+    i.metric = Eigen::Map<const MatrixD>(metrics.data() + h * static_cast<std::size_t>(shape.k_dim * shape.k_dim), shape.k_dim,
+                                         shape.k_dim);
+    i.joint = Eigen::Map<const MatrixD>(joints.data() + h * static_cast<std::size_t>(joint * joint), joint, joint);
+    i.pair_weight = pair_weights[h];
+    i.tokens = tokens;
+    i.sample_positions = positions;
+    i.sample_keys.resize(row);
+    if (row > 0) std::memcpy(i.sample_keys.data(), keys.bytes.data() + 2 * h * row, 2 * row);
+    i.sample_weights.assign(weights.begin() + static_cast<std::ptrdiff_t>(h) * n,
+                            weights.begin() + static_cast<std::ptrdiff_t>(h + 1) * n);
+  }
+}
 
 Heads load_layer(const LayerShape& shape, const nlohmann::json& counts, const std::string& what, Reader& reader) {
   const std::int64_t n_heads = shape.n_head_kv;
@@ -212,6 +289,10 @@ void save_moments(const ModelMoments& moments, const std::string& path) {
       layer["tokens"] = heads.front().tokens;
       layer["queries"] = heads.front().queries;
       save_layer(shape, heads, file);
+      if (!heads.front().importance.empty()) {
+        layer["importance_tokens"] = heads.front().importance.tokens;
+        save_importance(shape, heads, file);
+      }
     }
     meta["layers"].push_back(layer);
   }
@@ -248,6 +329,9 @@ ModelMoments load_moments(const std::string& path) {
     const std::string what = fmt::format("layer {} of {}", shape.layer, file);
     moments.shapes.push_back(shape);
     moments.layers.push_back(json_bool(layer, "has_moments", what) ? load_layer(shape, layer, what, reader) : Heads{});
+    if (layer.contains("importance_tokens") && !moments.layers.back().empty()) {
+      load_importance(shape, json_integer(layer, "importance_tokens", what, 0), reader, moments.layers.back());
+    }
   }
   reader.require_all_used();
   return moments;

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "oscar/base/error.h"
-#include "oscar/method/moments.h"
+#include "oscar/method/importance.h"
 
 namespace oscar {
 namespace {
@@ -54,6 +54,11 @@ void merge_head(HeadMoments& a, const HeadMoments& b) {
   a.sst_weight += b.sst_weight;
   a.tokens += b.tokens;
   a.queries += b.queries;
+  if (!a.importance.empty() && !b.importance.empty()) {
+    merge(a.importance, b.importance);
+  } else {
+    a.importance = {};  // half a calibration would pass for a whole one
+  }
 }
 
 void require_mergeable(const ModelMoments& a, const ModelMoments& b) {

@@ -84,7 +84,7 @@ TEST(Artifact, FileIsWhatTheHeaderSpecifies) {
   EXPECT_EQ(file.tensors.size(), 2U * 8U);
   nlohmann::json metadata = nlohmann::json::parse(file.metadata.at("oscar"));
   EXPECT_EQ(metadata.at("format"), "oscar-artifact");
-  EXPECT_EQ(metadata.at("format_version"), 1);
+  EXPECT_EQ(metadata.at("format_version"), 2);
   EXPECT_EQ(metadata.at("tool").at("name"), "oscar");
   EXPECT_EQ(metadata.at("recipe").at("k_mean"), "rope");
   // The digest by its definition, not by our code.

@@ -301,8 +301,8 @@ TEST(Int2, C5_BadConfigurationsAreRefusedByName) {
         c.rotation[1](3, 4) = nan;
       },
       "rotation 1 contains NaN");
-  expect_refused([](Int2Config& c) { c.mean_static = MatrixF::Zero(1, 64); }, "mean_static is 1 x 64");
-  expect_refused([&](Int2Config& c) { c.mean_static = MatrixF::Constant(2, 64, nan); }, "mean_static contains NaN");
+  expect_refused([](Int2Config& c) { c.mean_static = MatrixF::Zero(1, 64); }, "the static mean is 1 x 64");
+  expect_refused([&](Int2Config& c) { c.mean_static = MatrixF::Constant(2, 64, nan); }, "the static mean contains NaN");
   expect_refused([](Int2Config& c) { c.mean_pre_rope = MatrixF::Zero(2, 64); }, "needs the layer's RoPE");
   expect_refused(
       [](Int2Config& c) {

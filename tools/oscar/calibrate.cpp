@@ -16,6 +16,7 @@
 
 #if OSCAR_WITH_LLAMA
 #include "oscar/io/sha256.h"
+#include "output_metric.h"
 #include "session.h"
 #endif
 
@@ -27,8 +28,8 @@ namespace fs = std::filesystem;
 struct CalibrateOptions {
   HostOptions host;
   std::vector<std::string> texts;
-  std::string output, moments, resume, from_moments, rotation = "per-head", k_mean, v_mean, k_objective, v_objective,
-                                                     format = "md";
+  std::string output, moments, resume, from_moments, codec = "spectral", k_bits = "2", v_bits = "2", rotation = "per-head",
+                                                     k_mean, v_mean, k_objective, v_objective, format = "md";
   std::int64_t tokens = 32768, token_floor = 1024;
   int save_every = 0, group_size = 0;
   float clip_k = -1.0F, clip_v = -1.0F;
@@ -37,8 +38,20 @@ struct CalibrateOptions {
 constexpr std::int64_t kRecommendedTokens = 32768;
 [[maybe_unused]] constexpr int kSaveTokens = 4096;
 
+double parse_bits(const char* flag, const std::string& text) {
+  for (const double rate : kSpectralRates) {
+    if (text == fmt::format("{}", rate)) return rate;
+  }
+  fail("{} is {}, but only {} bits exist", flag, text, fmt::join(kSpectralRates, ", "));
+}
+
 FitOptions fit_options(const CalibrateOptions& options) {
   FitOptions fit;
+  if (options.codec != "spectral" && options.codec != "int2")
+    fail("--codec is {}, but only spectral and int2 exist", options.codec);
+  fit.recipe.codec = options.codec;
+  fit.recipe.k_bits = parse_bits("--k-bits", options.k_bits);
+  fit.recipe.v_bits = parse_bits("--v-bits", options.v_bits);
   if (options.rotation == "per-head")
     fit.recipe.per_head = true;
   else if (options.rotation == "layer")
@@ -239,6 +252,7 @@ class Calibration {
     }
     Plugin::configure({{"mode", "capture"}, {"strict", 1}});
     Plugin::capture_begin(model_json(), options_.resume);
+    give_output_metrics();
     HostOptions host = options_.host;
     host.n_batch = host.n_ubatch = std::min(host.n_ubatch, host.n_batch);
     Context context(model, host);
@@ -250,6 +264,23 @@ class Calibration {
   }
 
  private:
+  void give_output_metrics() const {
+    const Gguf file(options_.host.model);
+    std::vector<int> missing;
+    for (const LayerShape& shape : description_.layers) {
+      const std::vector<float> metric = output_metric(file, shape);
+      if (metric.empty()) {
+        missing.push_back(shape.layer);
+      } else {
+        Plugin::capture_output_metric(shape.layer, metric);
+      }
+    }
+    if (missing.empty()) return;
+    fmt::print(stderr,
+               "oscar: note: no output projection was found for layers {}: their values count alike in every direction\n",
+               fmt::join(missing, ", "));
+  }
+
   std::vector<TextSource> resumed_sources() const {
     const ModelMoments moments = load_moments(options_.resume);
     if (moments.model_fingerprint != description_.fingerprint) {
@@ -419,6 +450,9 @@ void add_calibrate(CommandLine& line) {
   command.option("--save-every", options->save_every, "N", "save moments every N sequences, 0 = about every 4096 tokens");
   command.option("--resume", options->resume, "FILE", "go on from these moments");
   command.option("--from-moments", options->from_moments, "FILE", "only fit; the model is not run");
+  command.option("--codec", options->codec, "NAME", "codec the artifact asks for: spectral (default) or int2; it holds both");
+  command.option("--k-bits", options->k_bits, "BITS", "spectral: bits per element of K, 1.5, 2, 2.5 or 3");
+  command.option("--v-bits", options->v_bits, "BITS", "spectral: bits per element of V, 1.5, 2, 2.5 or 3");
   command.option("--rotation", options->rotation, "WHICH", "one rotation per-head or per layer");
   command.option("--k-mean", options->k_mean, "MODE", "mean removed from K: rope (default), static or none", "OSCAR_K_MEAN");
   command.option("--v-mean", options->v_mean, "MODE", "mean removed from V: none (default) or static", "OSCAR_V_MEAN");

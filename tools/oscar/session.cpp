@@ -94,6 +94,11 @@ void Plugin::capture_begin(const nlohmann::json& model, const std::string& resum
   must(symbol<BeginFunction>("oscar_llama_capture_begin")(model.dump().c_str(), resume.empty() ? nullptr : resume.c_str()));
 }
 
+void Plugin::capture_output_metric(int layer, const std::vector<float>& values) {
+  using Function = const char* (*)(int, const float*, unsigned long long);
+  must(symbol<Function>("oscar_llama_capture_output_metric")(layer, values.data(), values.size()));
+}
+
 void Plugin::capture_sequence() { must(symbol<TextFunction>("oscar_llama_capture_sequence")()); }
 
 void Plugin::capture_save(const std::string& path) {

@@ -23,6 +23,7 @@ class Plugin {
   static void configure(const nlohmann::json& settings);
   static nlohmann::json stats();  // {} when not loaded
   static void capture_begin(const nlohmann::json& model, const std::string& resume);
+  static void capture_output_metric(int layer, const std::vector<float>& values);
   static void capture_sequence();
   static void capture_save(const std::string& path);
 };

@@ -16,14 +16,17 @@ struct Key {
   const char* name;
   std::string Settings::*value;
 };
-constexpr std::array<Key, 8> kKeys{{{"sink", &Settings::sink},
-                                    {"recent", &Settings::recent},
-                                    {"rollback", &Settings::rollback},
-                                    {"k_mean", &Settings::k_mean},
-                                    {"v_mean", &Settings::v_mean},
-                                    {"clip_k", &Settings::clip_k},
-                                    {"clip_v", &Settings::clip_v},
-                                    {"log", &Settings::log}}};
+constexpr std::array<Key, 11> kKeys{{{"sink", &Settings::sink},
+                                     {"recent", &Settings::recent},
+                                     {"rollback", &Settings::rollback},
+                                     {"codec", &Settings::codec},
+                                     {"k_bits", &Settings::k_bits},
+                                     {"v_bits", &Settings::v_bits},
+                                     {"k_mean", &Settings::k_mean},
+                                     {"v_mean", &Settings::v_mean},
+                                     {"clip_k", &Settings::clip_k},
+                                     {"clip_v", &Settings::clip_v},
+                                     {"log", &Settings::log}}};
 
 // What an unset key means: the windows' own defaults, or (null) whatever the artifact says.
 nlohmann::json builtin(const std::string& key) {
@@ -96,6 +99,11 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "OSCAR_RECENT");
   command.option("--rollback", settings.rollback, "N",
                  "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64", "OSCAR_ROLLBACK");
+  command.option("--codec", settings.codec, "NAME", "spectral or int2; default: the artifact's", "OSCAR_CODEC");
+  command.option("--k-bits", settings.k_bits, "BITS", "spectral keys: 1.5, 2, 2.5 or 3; default: the artifact's",
+                 "OSCAR_K_BITS");
+  command.option("--v-bits", settings.v_bits, "BITS", "spectral values: 1.5, 2, 2.5 or 3; default: the artifact's",
+                 "OSCAR_V_BITS");
   command.option("--k-mean", settings.k_mean, "MODE", "mean removed from K: none, static or rope; default: the artifact's",
                  "OSCAR_K_MEAN");
   command.option("--v-mean", settings.v_mean, "MODE", "mean removed from V: none or static; default: the artifact's",
@@ -110,6 +118,9 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
 
 void check(const Settings& settings) {
   check_word("mode", settings.mode, {"oscar", "exact", "delegate", "stock", "off"});
+  check_word("codec", settings.codec, {"spectral", "int2"});
+  check_word("k_bits", settings.k_bits, {"1.5", "2", "2.5", "3"});
+  check_word("v_bits", settings.v_bits, {"1.5", "2", "2.5", "3"});
   check_word("k_mean", settings.k_mean, {"none", "static", "rope"});
   check_word("v_mean", settings.v_mean, {"none", "static"});
   check_word("log", settings.log, {"0", "1", "2"});
@@ -170,9 +181,9 @@ nlohmann::json plugin_json(const Settings& settings, const std::string& artifact
     const std::string name = key.name;
     if (value.empty()) {
       out[name] = builtin(name);
-    } else if (name == "k_mean" || name == "v_mean") {
+    } else if (name == "codec" || name == "k_mean" || name == "v_mean") {
       out[name] = value;
-    } else if (name == "clip_k" || name == "clip_v") {
+    } else if (name == "clip_k" || name == "clip_v" || name == "k_bits" || name == "v_bits") {
       out[name] = std::stod(value);
     } else {
       out[name] = std::stoi(value);

@@ -29,8 +29,9 @@ void check(const HostOptions& options);
 
 struct Settings {
   std::string mode = "oscar";
-  std::string artifact;                                                     // empty: looked for beside the model
-  std::string sink, recent, rollback, k_mean, v_mean, clip_k, clip_v, log;  // empty: the plug-in's or artifact's default
+  std::string artifact;  // empty: looked for beside the model
+  std::string sink, recent, rollback, codec, k_bits, v_bits, k_mean, v_mean, clip_k, clip_v,
+      log;  // empty: the plug-in's or artifact's default
 };
 
 void add_settings(Command& command, Settings& settings, bool with_mode);

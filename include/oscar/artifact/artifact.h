@@ -5,15 +5,21 @@
 //   layers.N.k_eigenvalues [Hk, D]   layers.N.v_eigenvalues [Hk, Dv]     ascending; optional
 //   layers.N.k_mean_pre_rope [Hkv, D] layers.N.k_mean [Hkv, D] layers.N.v_mean [Hkv, Dv]
 //   layers.N.clip_k [Hk] layers.N.clip_v [Hk]
-// `__metadata__` holds one key "oscar" with the JSON text of: format "oscar-artifact", format_version 1, digest, tool
+// and for the spectral codec (codec/spectral.h, the fit in src/artifact/fit_spectral.h), all or none:
+//   layers.N.spectral.transform, inverse [Hkv, D, D]   layers.N.spectral.mean, inverse_sigma [Hkv, D]
+//   layers.N.spectral.step [4, Hkv, D]    at widths 2, 4, 6, 8
+//   layers.N.spectral.width [4, Hkv, D]   at rates 1.5, 2, 2.5, 3 bits; 0, 2, 4, 6 or 8
+//   layers.N.spectral.v_signs [Hkv, Dv]   layers.N.spectral.v_scale [Hkv]
+// `__metadata__` holds one key "oscar" with the JSON text of: format "oscar-artifact", format_version 2, digest, tool
 // {name, version}, date, model {fingerprint, architecture, name, n_layer}, recipe (see Recipe), layers [LayerShape],
 // provenance {sources [{name, sha256, tokens}], tokens, ...free keys...}.
 // digest = SHA-256 over the metadata JSON (keys sorted, without "digest") followed by every tensor's name and bytes in name
-// order; verified on load.
+// order; verified on load. Version 1 had no spectral tensors and no k_bits and v_bits in the recipe; it is still read.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -26,7 +32,7 @@
 
 namespace oscar {
 
-inline constexpr int kArtifactVersion = 1;
+inline constexpr int kArtifactVersion = 2;
 
 enum class MeanMode { none, statical, rope };  // "none", "static", "rope"
 MeanMode parse_mean_mode(std::string_view text);
@@ -34,7 +40,8 @@ std::string_view to_string(MeanMode mode);
 
 // How rows are coded; the user may override single fields (CLI beats environment beats artifact).
 struct Recipe {
-  std::string codec = "int2";
+  std::string codec = "int2";     // or spectral
+  double k_bits = 2, v_bits = 2;  // spectral: 1.5, 2, 2.5 or 3
   MeanMode k_mean = MeanMode::rope;
   MeanMode v_mean = MeanMode::none;         // none | static
   std::string k_objective = "qqt_r_h_pbr";  // "<moment>_<composition>": qqt, sst, oot (softmax-weighted), ktk, vtv, hadamard
@@ -44,12 +51,26 @@ struct Recipe {
   std::optional<float> clip_k, clip_v;  // given: replaces the fitted thresholds
 };
 
+inline constexpr std::array<double, 4> kSpectralRates = {1.5, 2.0, 2.5, 3.0};
+inline constexpr int kSpectralWidths = 4;  // 2, 4, 6, 8 bits
+
+struct SpectralLayer {
+  std::vector<MatrixF> transform, inverse;  // per KV head [D, D]
+  MatrixF mean, inverse_sigma;              // [Hkv, D]
+  std::vector<MatrixF> step;                // per width [Hkv, D]
+  std::vector<MatrixF> width;               // per rate [Hkv, D]
+  MatrixF v_signs;                          // [Hkv, Dv]
+  std::vector<float> v_scale;               // [Hkv]
+  [[nodiscard]] bool empty() const { return transform.empty(); }
+};
+
 struct LayerArtifact {
   LayerShape shape;
   std::vector<MatrixF> k_rotation, v_rotation;  // 1 or n_head_kv; empty for sliding-window layers (left at 16 bit)
   MatrixF k_eigenvalues, v_eigenvalues;         // may be empty
   MatrixF k_mean_pre_rope, k_mean, v_mean;      // may be empty
   std::vector<float> clip_k, clip_v;            // 1 or n_head_kv
+  SpectralLayer spectral;
 };
 
 struct ModelInfo {
@@ -76,6 +97,8 @@ struct LayerCodecs {
   std::shared_ptr<const Codec> k, v;
 };
 LayerCodecs make_codecs(const LayerArtifact& layer, const Recipe& recipe);
+// Identifies artifact and recipe inside packed state rows: equal digests mean equal codes.
+std::uint64_t state_digest(const Artifact& artifact, const Recipe& recipe);
 
 // Fit: moments -> rotations, means, clip thresholds (fitted per head on the samples unless given), Error below token_floor.
 struct FitOptions {

@@ -35,6 +35,18 @@ struct LayerShape {
   bool operator==(const LayerShape&) const = default;
 };
 
+// What coding errors of one KV head's keys cost, collected by ImportanceCollector; see importance.h.
+struct HeadImportance {
+  MatrixD metric;                              // [D, D], divided by nothing
+  MatrixD joint;                               // [E, E], E = D + n_rot + 1
+  double pair_weight = 0;                      // sum of w_ij
+  std::int64_t tokens = 0;                     // keys behind `joint`
+  std::vector<std::uint16_t> sample_keys;      // [n, D] binary16, post-RoPE
+  std::vector<float> sample_weights;           // [n] t_j
+  std::vector<std::int32_t> sample_positions;  // [n], the same for all heads of a layer
+  [[nodiscard]] bool empty() const { return joint.size() == 0; }
+};
+
 // What calibration keeps of one KV head; plain data, see above. Samples are rows for fitting clip thresholds.
 struct HeadMoments {
   MatrixD q_moment, k_moment, v_moment, o_moment, sst_moment;  // [D, D] or [Dv, Dv]
@@ -44,6 +56,7 @@ struct HeadMoments {
   std::int64_t queries = 0;      // rows of Q (tokens * g)
   MatrixF k_samples, v_samples;  // [n, D]: evenly spaced tokens, post-RoPE K, rounded to binary16 as a cache row would be
   std::vector<std::int32_t> sample_positions;  // [n]
+  HeadImportance importance;                   // empty: not collected, so no spectral codec can be fitted
 };
 
 struct CollectorConfig {

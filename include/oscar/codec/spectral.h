@@ -1,0 +1,79 @@
+// Format 2, `spectral`: transform coding of K with water-filled widths, unbiased Hadamard coding of V. The default.
+//
+// KEYS. Encode of one KV head's row x [D] at position p, with the head's static matrices and tables:
+//   z   = (x - mean(p)) T            mean(p) = mu + RoPE_p(mu0)     T [D, D] whitens the attention-weighted covariance and
+//                                                                 orders coordinates by it: see artifact/fit_spectral.h
+//   g0  = max(1e-3, sqrt(mean over the norm coordinates of (z_d / sigma_d)^2))
+//   y_d = z_d / g0 / step_d;  c_d = clamp(floor(y_d + 2^(b_d - 1)), 0, 2^b_d - 1);  zh_d = c_d - (2^b_d - 1) / 2
+//   g   = g0 * sum y_d^2 step_d^2 / sum y_d zh_d step_d^2  over coordinates with b_d > 0      (unbiased: E[zh g] = z)
+// b_d in {0, 2, 4, 6, 8} is the coordinate's static width. Decode: z^_d = g step_d zh_d, x^ = z^ T^-1 + mean(p).
+// Coordinates are stored by descending width; those of equal width keep T's order.
+//
+// VALUES. y = x S, S = diag(signs) H, H the normalised Hadamard matrix (block-diagonal with the largest power of two that
+// divides D). With r = |y| / sqrt(D), u = y / r:
+//   c_d = clamp(floor(u_d / step_b + 2^(b-1)), 0, 2^b - 1);  zh_d = (c_d - (2^b - 1) / 2) * step_b / (1 - d_b)
+//   g   = |y|^2 / sum y_d zh_d                                                                (unbiased)
+// b is 1, 2 or 3; a rate of 1.5 or 2.5 bits gives the larger width to the first half of the coordinates. step_b and d_b are
+// step and distortion of the uniform quantiser of a unit Gaussian. Decode: x^ = g zh S^T.
+//
+// GAINS are one byte: 0 = the row is its mean (0 for V); n > 0: g = scale * 2^((n - 128) / 16), scale 1 for K and static per
+// head for V. A gain is rounded to the nearest in the logarithm; outside the range it is clamped (counted as saturated).
+//
+// Bytes of a K row: per head ascending its digits, then n_head_kv gain bytes. A coordinate of b bits is b / 2 base-4 digits,
+// least significant first. A head's digits are stored by level: the first digits of its coordinates of b >= 2, then the second
+// digits of those of b >= 4, and so on; digit i of a level in byte i / 4, bit pair i mod 4 (lowest first). Widths come in
+// quads of coordinates, so every level starts on a byte; digits of a head are a multiple of 16 (4 bytes).
+// Bytes of a V row: per head ascending, a level of 2 bit digits of the coordinates of b >= 2 (the low two bits of c), then a
+// level of single bits (the high bit of b = 3, the only bit of b = 1) with coordinate i in byte i / 8, bit i mod 8, counted
+// over the coordinates that have one; then n_head_kv gain bytes. D must be a multiple of 16.
+//
+// Inner basis (see codec.h): K: zh_d g in stored order, the query carries steps and T^-T; V: zh g, S^T on the output.
+// The same bytes come out on every processor: no fused multiply-add and no library logarithm in the encoder.
+// Saturated (EncodeStats): coordinates whose code was clamped, 2-5 % by design, and clamped gains.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "oscar/base/matrix.h"
+#include "oscar/codec/codec.h"
+
+namespace oscar {
+
+inline constexpr int kSpectralQuad = 4;    // coordinates that share a width
+inline constexpr int kSpectralSlots = 16;  // digits of a head are a multiple of it
+inline constexpr int kSpectralMaxWidth = 8;
+
+struct SpectralKeyHead {
+  MatrixF transform, inverse;        // T, T^-1 [D, D]
+  std::vector<int> width;            // [D] in T's order, quads of equal width
+  std::vector<float> step;           // [D] > 0 where width > 0
+  std::vector<float> inverse_sigma;  // [D] 1 / sigma; 0: not a norm coordinate
+};
+struct SpectralKeyConfig {
+  int n_head_kv = 0, head_dim = 0;
+  std::vector<SpectralKeyHead> heads;
+  MatrixF mean;           // mu [n_head_kv, D] or empty
+  MatrixF mean_pre_rope;  // mu0 [n_head_kv, D] or empty; needs rope
+  Rope rope;
+};
+// Throws Error on inconsistent shapes, widths that do not fit the format, non-finite values, or a T^-1 that is not T's
+// inverse (max |T T^-1 - I| > 1e-2).
+std::unique_ptr<Codec> make_spectral_key_codec(SpectralKeyConfig config);
+
+struct SpectralValueConfig {
+  int n_head_kv = 0, head_dim = 0;
+  double bits = 2;           // 1.5, 2, 2.5 or 3
+  MatrixF signs;             // [n_head_kv, D] of +1 and -1
+  std::vector<float> scale;  // [n_head_kv] > 0: the gain's unit, about the RMS of a value
+};
+std::unique_ptr<Codec> make_spectral_value_codec(SpectralValueConfig config);
+
+// Both codecs and the fit: a quantiser of 2^width levels with mid-rise steps. Index -> clamped code; `y` is value / step.
+struct MidRise {
+  int code = 0;
+  bool saturated = false;
+};
+MidRise mid_rise(float y, int width);
+
+}  // namespace oscar

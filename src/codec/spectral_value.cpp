@@ -1,0 +1,213 @@
+// Values of the `spectral` codec; the format is specified in oscar/codec/spectral.h.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "codec/gain.h"
+#include "codec/row_kernels.h"
+#include "codec/row_mean.h"
+#include "oscar/base/error.h"
+#include "oscar/codec/spectral.h"
+#include "oscar/method/rotation.h"
+
+namespace oscar {
+namespace {
+
+constexpr float kMaxInput = 0x1p60F;
+
+// Step and mean squared error of the best uniform mid-rise quantiser of a unit Gaussian, by width 1 .. 3.
+struct GaussianGrid {
+  float step;
+  double distortion;
+};
+constexpr std::array<GaussianGrid, 4> kGrid = {{{0.0F, 1.0}, {1.5958F, 0.36338}, {0.9957F, 0.11885}, {0.5860F, 0.03744}}};
+
+std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
+
+// One run of coordinates of equal width.
+struct Run {
+  int width = 0;
+  float inverse_step = 0, unit = 0;  // code c stands for (c - centre) * unit
+  std::array<float, 8> level{};      // unit * (c - centre)
+};
+
+Run make_run(int width) {
+  Run run;
+  run.width = width;
+  const GaussianGrid& grid = kGrid[size_of(width)];
+  run.inverse_step = 1.0F / grid.step;
+  run.unit = static_cast<float>(static_cast<double>(grid.step) / (1.0 - grid.distortion));
+  for (int c = 0; c < (1 << width); ++c) {
+    run.level[size_of(c)] = run.unit * (static_cast<float>(c) - static_cast<float>((1 << width) - 1) / 2.0F);
+  }
+  return run;
+}
+
+class SpectralValueCodec final : public Codec {
+ public:
+  explicit SpectralValueCodec(SpectralValueConfig config) : n_head_kv_(config.n_head_kv), head_dim_(config.head_dim) {
+    if (n_head_kv_ <= 0) fail("spectral: n_head_kv is {}; it must be at least 1", n_head_kv_);
+    if (head_dim_ <= 0 || head_dim_ % 16 != 0 || head_dim_ > kMaxHeadDim) {
+      fail("spectral: head_dim of V is {}; it must be a multiple of 16 up to {}", head_dim_, kMaxHeadDim);
+    }
+    const double halves = config.bits * 2;
+    if (halves != 3 && halves != 4 && halves != 5 && halves != 6) {
+      fail("spectral: {} bits for V; 1.5, 2, 2.5 and 3 are possible", config.bits);
+    }
+    const int both = static_cast<int>(halves);
+    runs_[0] = make_run((both + 1) / 2);
+    runs_[1] = make_run(both / 2);
+    for (const Run& run : runs_) {
+      if (run.width >= 2) digits_ += head_dim_ / 2;
+      if (run.width % 2 == 1) singles_ += head_dim_ / 2;
+    }
+    head_bytes_ = size_of(digits_) / 4 + size_of(singles_) / 8;
+    if (config.signs.rows() != n_head_kv_ || config.signs.cols() != head_dim_ || !(config.signs.array().abs() == 1.0F).all()) {
+      fail("spectral: V needs signs [{}, {}] of +1 and -1", n_head_kv_, head_dim_);
+    }
+    if (config.scale.size() != size_of(n_head_kv_) ||
+        !std::all_of(config.scale.begin(), config.scale.end(), [](float s) { return s > 0.0F && std::isfinite(s); })) {
+      fail("spectral: V needs {} positive scales", n_head_kv_);
+    }
+    scale_ = std::move(config.scale);
+    const MatrixF h = hadamard(head_dim_).cast<float>();
+    for (int head = 0; head < n_head_kv_; ++head) {
+      const MatrixF forward = config.signs.row(head).transpose().asDiagonal() * h;
+      backward_.emplace_back(forward.transpose());
+      forward_.push_back(forward);
+    }
+  }
+
+  [[nodiscard]] std::string_view name() const override { return "spectral"; }
+  [[nodiscard]] int n_head_kv() const override { return n_head_kv_; }
+  [[nodiscard]] int head_dim() const override { return head_dim_; }
+  [[nodiscard]] std::size_t row_bytes() const override { return size_of(n_head_kv_) * (head_bytes_ + 1); }
+
+  void encode(std::span<const float> row, std::int64_t /*position*/, std::span<std::uint8_t> out,
+              EncodeStats& stats) const override {
+    check_row(row.size(), out.size());
+    const std::size_t dim = size_of(head_dim_);
+    ++stats.rows;
+    if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) ++stats.sanitised;
+    HeadBuffer x;
+    for (int h = 0; h < n_head_kv_; ++h) {
+      const float* in = row.data() + size_of(h) * dim;
+      for (std::size_t d = 0; d < dim; ++d) x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) : 0.0F;
+      out[gain_offset(h)] = encode_head(h, x, out.data() + size_of(h) * head_bytes_, stats);
+    }
+  }
+
+  void decode(std::span<const std::uint8_t> code, std::int64_t /*position*/, std::span<float> row) const override {
+    check_row(row.size(), code.size());
+    const std::size_t dim = size_of(head_dim_);
+    HeadBuffer y;
+    for (int h = 0; h < n_head_kv_; ++h) {
+      decode_inner(h, code, std::span(y).first(dim));
+      kernels_.row_times_matrix(y.data(), backward_[size_of(h)].data(), head_dim_, row.data() + size_of(h) * dim);
+    }
+  }
+
+  void decode_inner(int kv_head, std::span<const std::uint8_t> code, std::span<float> out) const override {
+    const std::uint8_t* digits = code.data() + size_of(kv_head) * head_bytes_;
+    const std::uint8_t* singles = digits + digits_ / 4;
+    const float gain = scale_[size_of(kv_head)] * GainCode::table().decode(code[gain_offset(kv_head)]);
+    if (singles_ == 0) {
+      const Run& run = runs_[0];
+      const float step = gain * run.unit;
+      kernels_.unpack(digits, size_of(digits_) / 4, {step, -1.5F * step}, out.data());
+      return;
+    }
+    int digit = 0;
+    int single = 0;
+    for (int d = 0; d < head_dim_; ++d) {
+      const Run& run = run_of(d);
+      unsigned c = 0;
+      if (run.width >= 2) {
+        c = (static_cast<unsigned>(digits[digit / 4]) >> (2 * (digit % 4))) & 3U;
+        ++digit;
+      }
+      if (run.width % 2 == 1) {
+        const unsigned bit = (static_cast<unsigned>(singles[single / 8]) >> (single % 8)) & 1U;
+        c |= bit << (run.width - 1);
+        ++single;
+      }
+      out[size_of(d)] = gain * run.level[c];
+    }
+  }
+
+  void query_to_inner(int /*kv_head*/, std::span<const float> /*q*/, std::span<float> /*inner*/) const override {
+    fail("spectral: a value codec has no query");
+  }
+
+  void inner_to_output(int kv_head, std::span<const float> inner, double /*weight*/, std::span<float> out) const override {
+    HeadBuffer x;
+    kernels_.row_times_matrix(inner.data(), backward_[size_of(kv_head)].data(), head_dim_, x.data());
+    for (std::size_t d = 0; d < size_of(head_dim_); ++d) out[d] += x[d];
+  }
+
+  [[nodiscard]] KeyMean key_mean(int /*kv_head*/) const override { return {}; }
+
+ private:
+  [[nodiscard]] std::size_t gain_offset(int head) const { return size_of(n_head_kv_) * head_bytes_ + size_of(head); }
+  [[nodiscard]] const Run& run_of(int d) const { return runs_[d < head_dim_ / 2 ? 0 : 1]; }
+
+  void check_row(std::size_t values, std::size_t bytes) const {
+    if (values != size_of(n_head_kv_) * size_of(head_dim_) || bytes != row_bytes()) {
+      fail("spectral: row of {} values and {} code bytes; expected {} and {}", values, bytes, n_head_kv_ * head_dim_,
+           row_bytes());
+    }
+  }
+
+  std::uint8_t encode_head(int h, const HeadBuffer& x, std::uint8_t* out, EncodeStats& stats) const {
+    HeadBuffer y;
+    kernels_.row_times_matrix(x.data(), forward_[size_of(h)].data(), head_dim_, y.data());
+    std::fill_n(out, head_bytes_, std::uint8_t{0});
+    float energy = 0.0F;
+    for (std::size_t d = 0; d < size_of(head_dim_); ++d) energy += y[d] * y[d];
+    const float inverse_rms = std::sqrt(static_cast<float>(head_dim_) / energy);
+    if (!(energy > 0.0F) || !std::isfinite(inverse_rms)) return 0;  // nothing, or too little for binary32
+    std::uint8_t* singles = out + digits_ / 4;
+    int digit = 0;
+    int single = 0;
+    float product = 0.0F;
+    for (int d = 0; d < head_dim_; ++d) {
+      const Run& run = run_of(d);
+      const float u = y[size_of(d)] * inverse_rms;
+      const MidRise q = mid_rise(u * run.inverse_step, run.width);
+      stats.saturated += static_cast<std::uint64_t>(q.saturated);
+      product += u * run.level[size_of(q.code)];
+      const auto code = static_cast<unsigned>(q.code);
+      if (run.width >= 2) {
+        out[digit / 4] = static_cast<std::uint8_t>(out[digit / 4] | ((code & 3U) << (2 * (digit % 4))));
+        ++digit;
+      }
+      if (run.width % 2 == 1) {
+        singles[single / 8] =
+            static_cast<std::uint8_t>(singles[single / 8] | (((code >> (run.width - 1)) & 1U) << (single % 8)));
+        ++single;
+      }
+    }
+    // product > 0: a value and its code have the same sign. g = |y|^2 / <y, zh> = |y| sqrt(D) / <u, zh>.
+    const float gain = static_cast<float>(head_dim_) / (inverse_rms * product);
+    bool clamped = false;
+    const std::uint8_t byte = GainCode::table().encode(gain / scale_[size_of(h)], clamped);
+    stats.saturated += static_cast<std::uint64_t>(clamped);
+    return byte;
+  }
+
+  const RowKernels& kernels_ = row_kernels();
+  int n_head_kv_ = 0, head_dim_ = 0;
+  std::array<Run, 2> runs_;
+  int digits_ = 0, singles_ = 0;  // of a head
+  std::size_t head_bytes_ = 0;
+  std::vector<float> scale_;
+  std::vector<MatrixF> forward_, backward_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> make_spectral_value_codec(SpectralValueConfig config) {
+  return std::make_unique<SpectralValueCodec>(std::move(config));
+}
+
+}  // namespace oscar
