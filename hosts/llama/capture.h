@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "capture_sink.h"
-#include "oscar/method/importance.h"
+#include "oscar/attention/importance_collector.h"
 
 namespace oscar::llama {
 

@@ -178,6 +178,12 @@ void compare_with_per_head(const LayerShape& shape, Heads heads, const Recipe& r
 void report_layer(const LayerArtifact& layer, Heads heads, const Recipe& recipe, FitReport& report) {
   const std::vector<HeadQuality> quality = measure(layer, recipe, heads);
   const std::vector<double> overlaps = head_overlaps(heads, layer.shape.layer);
+  std::vector<HeadQuality> plain;
+  if (recipe.codec == "spectral") {
+    Recipe int2 = recipe;
+    int2.codec = "int2";
+    plain = measure(layer, int2, heads);
+  }
   for (std::size_t h = 0; h < heads.size(); ++h) {
     FitReport::Row row;
     row.layer = layer.shape.layer;
@@ -188,6 +194,9 @@ void report_layer(const LayerArtifact& layer, Heads heads, const Recipe& recipe,
     row.head_overlap = overlaps[h];
     row.clip_k = layer.clip_k[layer.clip_k.size() == 1 ? 0 : h];
     row.clip_v = layer.clip_v[layer.clip_v.size() == 1 ? 0 : h];
+    row.key_noise = quality[h].key_noise;
+    row.key_noise_int2 = plain.empty() ? quality[h].key_noise : plain[h].key_noise;
+    row.output_energy = quality[h].output_energy;
     row.flag = flag_of(quality[h], recipe);
     if (quality[h].k_varying_error > kUselessError) report.go = false;
     report.rows.push_back(std::move(row));

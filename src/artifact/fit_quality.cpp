@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fit_rotation.h"
+#include "oscar/base/half.h"
 #include "oscar/method/rotation.h"
 
 namespace oscar {
@@ -34,6 +35,31 @@ std::vector<MatrixF> round_trip(const Codec& codec, const std::vector<const Matr
     for (std::size_t h = 0; h < heads; ++h) std::copy_n(row.data() + h * dim, dim, decoded[h].row(at).data());
   }
   return decoded;
+}
+
+// tr(metric E) per head, E the weighted covariance of what the codec loses on the importance samples.
+std::vector<double> key_noise(const Codec& codec, std::span<const HeadMoments> heads) {
+  std::vector<MatrixF> rows;
+  std::vector<const MatrixF*> pointers;
+  for (const HeadMoments& head : heads) {
+    const HeadImportance& importance = head.importance;
+    const Eigen::Index dim = codec.head_dim();
+    MatrixF& keys = rows.emplace_back(static_cast<Eigen::Index>(importance.sample_positions.size()), dim);
+    for (Eigen::Index i = 0; i < keys.size(); ++i)
+      keys.data()[i] = half_to_float(importance.sample_keys[static_cast<std::size_t>(i)]);
+  }
+  for (const MatrixF& keys : rows) pointers.push_back(&keys);
+  const std::vector<MatrixF> decoded = round_trip(codec, pointers, heads.front().importance.sample_positions);
+  std::vector<double> noise;
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    const auto& weights = heads[h].importance.sample_weights;
+    const Eigen::Map<const Eigen::VectorXf> weight(weights.data(), static_cast<Eigen::Index>(weights.size()));
+    const MatrixD error = (decoded[h] - rows[h]).cast<double>();
+    const double total = weight.cast<double>().sum();
+    const MatrixD covariance = error.transpose() * weight.cast<double>().asDiagonal() * error;
+    noise.push_back(total > 0 ? heads[h].importance.metric.cwiseProduct(covariance).sum() / total : 0.0);
+  }
+  return noise;
 }
 
 }  // namespace
@@ -79,6 +105,12 @@ std::vector<HeadQuality> measure(const LayerArtifact& layer, const Recipe& recip
     result[h].v_error =
         ratio((decoded_values[h] - head.v_samples).cast<double>().squaredNorm(), head.v_samples.cast<double>().squaredNorm());
     result[h].mean_share = ratio(mean.cast<double>().squaredNorm() * static_cast<double>(head.tokens), head.k_moment.trace());
+  }
+  if (heads.front().importance.empty()) return result;
+  const std::vector<double> noise = key_noise(*codecs.k, heads);
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    result[h].key_noise = noise[h];
+    result[h].output_energy = heads[h].importance.output_energy;
   }
   return result;
 }

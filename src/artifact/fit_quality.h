@@ -14,6 +14,8 @@ struct HeadQuality {
   double k_varying_error = 0;  // the same error over the energy of k - RoPE(mean): what tells one key from another
   double v_error = 0;          // sum |v^ - v|^2 / sum |v|^2
   double mean_share = 0;       // |RoPE(mean)|^2 / mean |k|^2
+  // Squared error that key codes cause at the layer's output, and that output's energy (importance.h); 0 without importance.
+  double key_noise = 0, output_energy = 0;
 };
 std::vector<HeadQuality> measure(const LayerArtifact& layer, const Recipe& recipe, std::span<const HeadMoments> heads);
 

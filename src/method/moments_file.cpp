@@ -4,8 +4,9 @@
 //   layers.N.k_samples [Hk, n, D]  layers.N.v_samples [Hk, n, Dv]  F16 (lossless: rows were rounded when sampled)
 //   layers.N.sample_positions [n] I32
 // and, where importance was collected (importance.h; E = D + n_rot + 1), for `m` samples
-//   layers.N.importance.metric [Hk, D, D]  layers.N.importance.joint [Hk, E, E]  layers.N.importance.pair_weight [Hk]   F64
-//   layers.N.importance.keys [Hk, m, D] F16  layers.N.importance.weights [Hk, m] F32  layers.N.importance.positions [m] I32
+//   layers.N.importance.metric [Hk, D, D]  layers.N.importance.joint [Hk, E, E]  layers.N.importance.pair_weight, output_energy
+//   [Hk]   F64 layers.N.importance.keys [Hk, m, D] F16  layers.N.importance.weights [Hk, m] F32  layers.N.importance.positions
+//   [m] I32
 // `__metadata__` "oscar": JSON text with format "oscar-moments", format_version, model, sources, layers, counts, date, tool.
 #include <cstring>
 #include <filesystem>
@@ -67,6 +68,7 @@ void save_importance(const LayerShape& shape, const Heads& heads, SafeTensors& f
   std::vector<double> metrics;
   std::vector<double> joints;
   std::vector<double> pair_weights;
+  std::vector<double> output_energies;
   std::vector<std::uint16_t> keys;
   std::vector<float> weights;
   for (const HeadMoments& head : heads) {
@@ -78,6 +80,7 @@ void save_importance(const LayerShape& shape, const Heads& heads, SafeTensors& f
     append(i.metric, metrics);
     append(i.joint, joints);
     pair_weights.push_back(i.pair_weight);
+    output_energies.push_back(i.output_energy);
     keys.insert(keys.end(), i.sample_keys.begin(), i.sample_keys.end());
     weights.insert(weights.end(), i.sample_weights.begin(), i.sample_weights.end());
   }
@@ -85,6 +88,7 @@ void save_importance(const LayerShape& shape, const Heads& heads, SafeTensors& f
   file.tensors[named("metric")] = to_tensor(std::span<const double>(metrics), {n_heads, shape.k_dim, shape.k_dim});
   file.tensors[named("joint")] = to_tensor(std::span<const double>(joints), {n_heads, joint, joint});
   file.tensors[named("pair_weight")] = to_tensor(std::span<const double>(pair_weights), {n_heads});
+  file.tensors[named("output_energy")] = to_tensor(std::span<const double>(output_energies), {n_heads});
   file.tensors[named("keys")] = raw_tensor("F16", {n_heads, n, shape.k_dim}, keys);
   file.tensors[named("weights")] = raw_tensor("F32", {n_heads, n}, weights);
   file.tensors[named("positions")] = raw_tensor("I32", {n}, positions);
@@ -185,6 +189,7 @@ void load_importance(const LayerShape& shape, std::int64_t tokens, Reader& reade
   const std::vector<double> metrics = reader.doubles(named("metric"), {n_heads, shape.k_dim, shape.k_dim});
   const std::vector<double> joints = reader.doubles(named("joint"), {n_heads, joint, joint});
   const std::vector<double> pair_weights = reader.doubles(named("pair_weight"), {n_heads});
+  const std::vector<double> output_energies = reader.doubles(named("output_energy"), {n_heads});
   const std::int64_t n = reader.samples(named("positions"));
   std::vector<std::int32_t> positions(static_cast<std::size_t>(n));
   const SafeTensor& packed = reader.tensor(named("positions"), "I32", {n});
@@ -202,6 +207,7 @@ void load_importance(const LayerShape& shape, std::int64_t tokens, Reader& reade
                                          shape.k_dim);
     i.joint = Eigen::Map<const MatrixD>(joints.data() + h * static_cast<std::size_t>(joint * joint), joint, joint);
     i.pair_weight = pair_weights[h];
+    i.output_energy = output_energies[h];
     i.tokens = tokens;
     i.sample_positions = positions;
     i.sample_keys.resize(row);

@@ -101,10 +101,11 @@ std::int64_t total_tokens(const ModelMoments& moments) {
 
 // Per layer for reading; json and csv carry every head.
 std::string layer_table(const FitReport& report) {
-  Table table({"layer", "K error %", "V error %", "mean share %", "head overlap", "clip K", "clip V", "notes"});
+  Table table(
+      {"layer", "K noise %", "int2 %", "K error %", "V error %", "mean share %", "head overlap", "clip K", "clip V", "notes"});
   for (std::size_t begin = 0; begin < report.rows.size();) {
     std::size_t end = begin;
-    double k = 0, v = 0, mean = 0, overlap = 0, clip_k = 0, clip_v = 0;
+    double k = 0, v = 0, mean = 0, overlap = 0, clip_k = 0, clip_v = 0, noise = 0, int2 = 0, output = 0;
     std::string notes;
     for (; end < report.rows.size() && report.rows[end].layer == report.rows[begin].layer; ++end) {
       const FitReport::Row& row = report.rows[end];
@@ -114,20 +115,26 @@ std::string layer_table(const FitReport& report) {
       overlap += row.head_overlap;
       clip_k += static_cast<double>(row.clip_k);
       clip_v += static_cast<double>(row.clip_v);
+      noise += row.key_noise;
+      int2 += row.key_noise_int2;
+      output += row.output_energy;
       if (!row.flag.empty()) notes += fmt::format("{}head {}: {}", notes.empty() ? "" : "; ", row.head, row.flag);
     }
     const double n = static_cast<double>(end - begin);
-    table.add({report.rows[begin].layer, 100 * k / n, 100 * v / n, 100 * mean / n, overlap / n, clip_k / n, clip_v / n, notes});
+    const auto relative = [&](double energy) { return output > 0 ? 100 * std::sqrt(energy / output) : 0.0; };
+    table.add({report.rows[begin].layer, relative(noise), relative(int2), 100 * k / n, 100 * v / n, 100 * mean / n, overlap / n,
+               clip_k / n, clip_v / n, notes});
     begin = end;
   }
   return table.markdown();
 }
 
 Table head_table(const FitReport& report) {
-  Table table({"layer", "head", "k_error", "v_error", "mean_share", "head_overlap", "clip_k", "clip_v", "flag"});
+  Table table({"layer", "head", "key_noise", "key_noise_int2", "output_energy", "k_error", "v_error", "mean_share",
+               "head_overlap", "clip_k", "clip_v", "flag"});
   for (const FitReport::Row& row : report.rows) {
-    table.add(
-        {row.layer, row.head, row.k_error, row.v_error, row.mean_share, row.head_overlap, row.clip_k, row.clip_v, row.flag});
+    table.add({row.layer, row.head, row.key_noise, row.key_noise_int2, row.output_energy, row.k_error, row.v_error,
+               row.mean_share, row.head_overlap, row.clip_k, row.clip_v, row.flag});
   }
   return table;
 }
@@ -163,6 +170,8 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
     out["tokens_per_second"] = rate;
     out["peak_rss_bytes"] = run.peak_rss;
     out["recipe"] = {{"codec", artifact.recipe.codec},
+                     {"k_bits", artifact.recipe.k_bits},
+                     {"v_bits", artifact.recipe.v_bits},
                      {"k_mean", std::string(to_string(artifact.recipe.k_mean))},
                      {"v_mean", std::string(to_string(artifact.recipe.v_mean))},
                      {"k_objective", artifact.recipe.k_objective},
@@ -175,10 +184,12 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
     }
     out["heads"] = head_table(report).json();
     out["warnings"] = report.warnings;
+    out["verdict"] = report.verdict;
     print(out.dump(1) + "\n");
     return kOk;
   }
   print(layer_table(report));
+  print(fmt::format("\nverdict: {}\n", report.verdict));
   print(fmt::format("\n{}: {} layers, {} tokens, digest {}\n", output.string(), artifact.layers.size(), tokens,
                     artifact.digest.substr(0, 16)));
   if (run.tokens > 0) {
@@ -430,16 +441,21 @@ void add_calibrate(CommandLine& line) {
   command.text(
       "Runs the model over the text once (stock attention, no weights changed), collects second moments of keys, values and "
       "queries per layer "
-      "and KV head in constant memory, and fits rotations, means and clip thresholds. The artifact goes beside the model as "
+      "and KV head in constant memory, how strongly the layer's output answers key errors, and fits "
+      "transforms, rotations, means and widths for both codecs. The artifact goes beside the model as "
       "MODEL.oscar.safetensors, where run, compare and exec find it; it fits every quantisation of the same weights.");
   command.text(
       "Moments are saved as it goes, next to the output. Ctrl-C stops; --resume FILE goes on where it stopped. Moments of "
       "several "
       "runs or machines add up with oscar merge, and --from-moments fits again without running the model.");
   command.text(
-      "The table shows per layer: the expected relative error of logits (K) and values (V), how much of K's energy is its "
-      "mean, how far the "
-      "heads share their main axes (near 1: one rotation per layer would do), clip thresholds, and notes on worrying heads.");
+      "The table shows per layer: what coded keys are expected to add to the output of attention, relative to that output (K "
+      "noise; "
+      "beside it the same for codec int2), the relative error of logits (K) and values (V), how much of K's energy is its "
+      "mean, how "
+      "far the heads share their main axes (near 1: one rotation per layer would do), clip thresholds of int2, and notes on "
+      "worrying "
+      "heads. The last line is a verdict.");
   options->host.n_ctx = 4096;
   add_host(command, options->host, "length of a sequence");
   command.option("-f,--file", options->texts, "FILE", "text to calibrate on; repeatable, texts take turns")
@@ -473,10 +489,11 @@ void add_calibrate(CommandLine& line) {
   command.json_key("model_fingerprint, architecture, sources[]", "what was calibrated, on what: {name, sha256, tokens}");
   command.json_key("tokens, run_tokens, run_seconds, tokens_per_second, peak_rss_bytes",
                    "in all; by this run (0: only fitted)");
-  command.json_key("recipe", "{codec, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
+  command.json_key("recipe", "{codec, k_bits, v_bits, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
   command.json_key("heads[]",
-                   "{layer, head, k_error, v_error, mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");
-  command.json_key("warnings[]", "sentences");
+                   "{layer, head, key_noise, key_noise_int2, output_energy (squares at the layer's output), k_error, v_error, "
+                   "mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");
+  command.json_key("warnings[], verdict", "sentences");
   command.action([options] { return calibrate(*options); });
 }
 

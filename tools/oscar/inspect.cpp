@@ -71,6 +71,10 @@ Finding inspect_artifact(const fs::path& path) {
   finding.facts["model_fingerprint"] = artifact.model.fingerprint;
   finding.facts["n_layer"] = artifact.model.n_layer;
   finding.facts["codec"] = recipe.codec;
+  finding.facts["k_bits"] = recipe.k_bits;
+  finding.facts["v_bits"] = recipe.v_bits;
+  finding.facts["has_spectral"] = std::any_of(artifact.layers.begin(), artifact.layers.end(),
+                                              [](const LayerArtifact& layer) { return !layer.spectral.empty(); });
   finding.facts["k_objective"] = recipe.k_objective;
   finding.facts["v_objective"] = recipe.v_objective;
   finding.facts["rotation"] = recipe.per_head ? "per-head" : "layer";

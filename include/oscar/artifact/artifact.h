@@ -112,6 +112,9 @@ struct FitReport {  // per layer and head: what the fit expects
     double mean_share = 0;            // share of K's energy in its RoPE-rotated mean
     double head_overlap = 0;          // subspace overlap of this head's top-D/4 axes with the layer's shared ones, 0..1
     float clip_k = 0, clip_v = 0;
+    // Squared error at the layer's output caused by coded keys, by those of codec int2, and the output's energy; 0 where the
+    // moments hold no importance statistics.
+    double key_noise = 0, key_noise_int2 = 0, output_energy = 0;
     std::string flag;  // empty, or why this head is worrying
   };
   std::vector<Row> rows;

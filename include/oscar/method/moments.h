@@ -40,6 +40,7 @@ struct HeadImportance {
   MatrixD metric;                              // [D, D], divided by nothing
   MatrixD joint;                               // [E, E], E = D + n_rot + 1
   double pair_weight = 0;                      // sum of w_ij
+  double output_energy = 0;                    // sum_i |W_o o_i|^2 of the queries behind `metric`
   std::int64_t tokens = 0;                     // keys behind `joint`
   std::vector<std::uint16_t> sample_keys;      // [n, D] binary16, post-RoPE
   std::vector<float> sample_weights;           // [n] t_j
