@@ -86,8 +86,8 @@ class Model(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("2600 tokens", done.stdout)
         output = self.folder / "layer.oscar.safetensors"
-        done = oscar("calibrate", "--from-moments", doubled, "-o", output, "--rotation", "layer", "--k-mean", "none", "--clip-k", "0.9",
-                     "--format", "json")
+        done = oscar("calibrate", "--from-moments", doubled, "-o", output, "--codec", "int2", "--rotation", "layer", "--k-mean", "none",
+                     "--clip-k", "0.9", "--format", "json")
         self.assertEqual(done.returncode, 0, done.stderr)
         fitted = json.loads(done.stdout)
         self.assertEqual((fitted["run_tokens"], fitted["recipe"]["rotation"], fitted["recipe"]["k_mean"]), (0, "layer", "none"))
@@ -142,10 +142,11 @@ class Model(unittest.TestCase):
         self.assertEqual(same["PPL"], base["PPL"])
 
     def test_compare_variants_against_one_base(self):
-        r = json.loads(self.compare("--variant", "k_mean=none,v_mean=none", "--variant", "recent=450", "-o", "json").stdout)
-        self.assertEqual([v["name"] for v in r["variants"]], ["oscar", "k_mean=none,v_mean=none", "recent=450"])
+        r = json.loads(self.compare("--variant", "codec=int2,k_mean=none", "--variant", "recent=450", "--variant", "k_bits=3,v_bits=1.5",
+                                    "-o", "json").stdout)
+        self.assertEqual([v["name"] for v in r["variants"]], ["oscar", "codec=int2,k_mean=none", "recent=450", "k_bits=3,v_bits=1.5"])
         self.assertEqual(r["positions"], 576 - 352 - 1)
-        coded, plain, nearly_exact = r["variants"]
+        coded, plain, nearly_exact, other_rates = r["variants"]
         for v in r["variants"]:
             self.assertGreater(v["kl_mean"], 0)
             self.assertTrue(v["kl_mean_ci"][0] <= v["kl_mean"] <= v["kl_mean_ci"][1])
@@ -157,7 +158,9 @@ class Model(unittest.TestCase):
         self.assertNotEqual(coded["kl_mean"], plain["kl_mean"])
         self.assertLess(nearly_exact["kl_mean"], coded["kl_mean"])
         self.assertEqual(r["base"]["bits_per_element"], 16)
-        self.assertLess(coded["bits_per_element"], 3)
+        self.assertAlmostEqual(coded["bits_per_element"], 2.125)
+        self.assertAlmostEqual(other_rates["bits_per_element"], 2.25 + 0.125)
+        self.assertAlmostEqual(plain["bits_per_element"], 2.5)
 
 
 if __name__ == "__main__":
