@@ -103,7 +103,7 @@ def report(model, coded, plain, comparison):
 def table(r):
     mib = 1 / (1 << 20)
     rows = [
-        ("", "16 bit", "OSCAR int2"),
+        ("", "16 bit", "OSCAR 2 bit"),
         ("KV cache in memory", f"{r['kv_bytes_f16'] * mib:.1f} MiB", f"{r['kv_bytes_oscar'] * mib:.1f} MiB"),
         ("bits per element, coded rows", "16", f"{r['bits_per_element']:.2f}"),
         ("bits per element, with the 16-bit windows", "16", f"{r['bits_per_element_all']:.2f}"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the measured table of README.md: each model with the 16-bit cache, with OSCAR int2, and with OSCAR int2 without mean removal.
+"""Prints the measured table of README.md: each model with the 16-bit cache, OSCAR's spectral codec, and int2 with and without mean removal.
 
 usage: readme_table.py [MODEL...]      after `make test` (all models) or `make demo MODEL=...`
 """
@@ -12,7 +12,7 @@ from demo import answer, calibrated, compared, document
 
 HEAD = ("| model | cache | bits/element coded (all) | KV memory, 4096 tokens | KL mean | KL 99 % | same top token | read t/s | write t/s |\n"
         "|---|---|---|---|---|---|---|---|---|")
-NO_MEANS = "k_mean=none,v_mean=none"
+CONTENDERS = {"spectral": "OSCAR", "codec=int2": "published codec, RoPE-mean removed", "codec=int2,k_mean=none": "published codec"}
 
 
 def memory(contender):
@@ -22,7 +22,8 @@ def memory(contender):
 def rows(model):
     gguf = CACHE / "models" / f"{model}.gguf"
     artifact = calibrated(model, gguf)
-    comparison = compared(gguf, artifact, "--variant", NO_MEANS)
+    others = [word for name in list(CONTENDERS)[1:] for word in ("--variant", name)]
+    comparison = compared(gguf, artifact, *others)
     body, question = document(model)
     with tempfile.TemporaryDirectory() as folder:
         plain = answer(gguf, artifact, body, question, "delegate", folder)
@@ -30,8 +31,8 @@ def rows(model):
     (ROOT / "build" / f"readme-{model}.json").write_text(json.dumps({"compare": comparison, "f16": plain, "oscar": coded}, indent=1))
     base = comparison["variants"][0]["kv_bytes_f16"]
     yield f"| {PINS['models'][model]['title']} | 16 bit | 16 (16) | {base / (1 << 20):.1f} MiB | 0 | 0 | 100 % | {plain['pp']:.0f} | {plain['tg']:.0f} |"
-    for name, variant in zip(("OSCAR int2", "OSCAR int2, means kept"), comparison["variants"]):
-        speed = f"{coded['pp']:.0f} | {coded['tg']:.0f}" if variant["name"] != NO_MEANS else "|"
+    for number, (name, variant) in enumerate(zip(CONTENDERS.values(), comparison["variants"], strict=True)):
+        speed = f"{coded['pp']:.0f} | {coded['tg']:.0f}" if number == 0 else " | "
         half = (variant["kl_mean_ci"][1] - variant["kl_mean_ci"][0]) / 2
         yield (f"| | {name} | {variant['bits_per_element']:.2f} ({variant['bits_per_element_all']:.2f}) | {memory(variant)} "
                f"| {variant['kl_mean']:.3f} ± {half:.3f} | {variant['kl_p99']:.2f} | {100 * variant['same_top']:.1f} % | {speed} |")
