@@ -18,6 +18,7 @@ namespace {
 
 constexpr double kUselessError = 1.0;    // rounding error above the keys' own variation: nothing of them survives
 constexpr double kHighError = 0.5;       // far above what 2 bits cost a well-behaved row (0.10 to 0.25)
+constexpr std::int64_t kKeyFloor = 256;  // keys that some query would read as codes: fewer say nothing about a covariance
 constexpr double kLargeMeanShare = 0.5;  // more than half of the keys' energy is one constant
 // Noise of coded keys at the output of attention, relative to that output: where more bits pay, and where text suffers visibly.
 // On SmolLM2 at 2 bits layers have 0.004 to 0.05 and KL is 0.01; with codec int2 up to 0.27 and 0.04.
@@ -122,9 +123,16 @@ LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& reci
   const std::size_t matrices = layer.k_rotation.size();
   layer.clip_k = recipe.clip_k ? std::vector<float>(matrices, *recipe.clip_k) : fit_key_clips(heads, layer, recipe);
   layer.clip_v = recipe.clip_v ? std::vector<float>(matrices, *recipe.clip_v) : fit_value_clips(heads, layer, recipe);
-  if (!heads.front().importance.empty()) {
+  const HeadImportance& importance = heads.front().importance;
+  if (importance.tokens >= kKeyFloor) {
     std::vector<std::string> notes;
     layer.spectral = fit_spectral(layer, heads, warnings != nullptr ? *warnings : notes);
+  } else if (recipe.codec == "spectral" && !importance.empty()) {
+    fail(
+        "layer {}: only {} keys became old enough to be read as codes, and at least {} are needed: use longer sequences (-c) "
+        "or "
+        "more text",
+        shape.layer, importance.tokens, kKeyFloor);
   } else if (recipe.codec == "spectral") {
     fail(
         "layer {}: the moments hold no importance statistics, which the spectral codec needs: calibrate again, or fit codec "

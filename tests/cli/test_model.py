@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cli import OSCAR, clean_environment, oscar
 
-MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"]) for name in ("MODEL", "CALIBRATION", "TEXT"))
+MODEL, SLIDING_MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"])
+                                           for name in ("MODEL", "SLIDING_MODEL", "CALIBRATION", "TEXT"))
 # 3 sequences, saved after each; small batches, so that Ctrl-C is heard soon.
 SIZE = ["-c", "512", "-n", "1300", "-ub", "128", "--save-every", "1"]
 
@@ -79,6 +80,12 @@ class Model(unittest.TestCase):
         self.assertEqual(resumed["tokens"], 1300)
         self.assertLess(resumed["run_tokens"], 1000)
         self.assertEqual(resumed["heads"], self.calibrated["heads"])  # every error and threshold, bit for bit
+
+    def test_b5_sequences_too_short_for_codes_are_refused(self):
+        done = oscar("calibrate", "-m", MODEL, "-f", CALIBRATION, "-c", "320", "-n", "1100", "-o", self.folder / "short.oscar.safetensors",
+                     timeout=600)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("use longer sequences (-c)", done.stderr)
 
     def test_merge_and_refit(self):
         doubled = self.folder / "doubled.moments.safetensors"
@@ -161,6 +168,22 @@ class Model(unittest.TestCase):
         self.assertAlmostEqual(coded["bits_per_element"], 2.125)
         self.assertAlmostEqual(other_rates["bits_per_element"], 2.25 + 0.125)
         self.assertAlmostEqual(plain["bits_per_element"], 2.5)
+
+    def test_compare_credits_the_right_cache(self):
+        """A model with sliding-window layers has two caches per context; memory and bits are those of the coded one."""
+        artifact = self.folder / "sliding.oscar.safetensors"
+        done = oscar("calibrate", "-m", SLIDING_MODEL, "-f", CALIBRATION, *SIZE, "-o", artifact, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = oscar("compare", "-m", SLIDING_MODEL, "--oscar", artifact, "-f", TEXT, "-c", "576", "--chunks", "1", "--from", "352",
+                     "--variant", "codec=int2", "-o", "json", timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        r = json.loads(done.stdout)
+        self.assertEqual(r["base"]["bits_per_element"], 16)
+        self.assertEqual([v["bits_per_element"] for v in r["variants"]], [2 + 8 / 256, 2 + 32 / 256])
+        for v in r["variants"]:
+            self.assertEqual(v["kv_bytes_f16"], r["base"]["kv_bytes_f16"])
+            self.assertEqual(v["attention_bypassed"], 0)
+            self.assertGreater(v["kl_mean"], 0)
 
 
 if __name__ == "__main__":
