@@ -281,7 +281,10 @@ struct ImportanceCollector::Sequence {
 ImportanceCollector::ImportanceCollector(LayerShape shape, ImportanceConfig config,
                                          std::shared_ptr<const std::vector<float>> output_metric)
     : shape_(std::move(shape)), config_(config), rope_(shape_.rope, shape_.k_dim), output_metric_(std::move(output_metric)) {
-  if (config_.sink < 0 || config_.recent < 0 || config_.max_samples < 2) fail("importance: windows or samples make no sense");
+  if (config_.sink < 0 || config_.recent < 0) fail("importance: windows of {} and {} tokens", config_.sink, config_.recent);
+  if (config_.max_samples < 2 || config_.max_samples % 2 != 0) {  // halves of an odd number would not lie on one stride
+    fail("importance: max_samples is {}; it must be even and at least 2", config_.max_samples);
+  }
   const auto metric_size = size_of(std::int64_t{shape_.n_head} * shape_.v_dim * shape_.v_dim);
   if (output_metric_ && output_metric_->size() != metric_size) {
     fail("layer {}: the output metric has {} values; n_head * v_dim^2 = {} are needed", shape_.layer, output_metric_->size(),
