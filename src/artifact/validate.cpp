@@ -119,7 +119,8 @@ void check_spectral(const LayerArtifact& layer, const Recipe& recipe) {
   check_rows(s.v_signs, shape.n_head_kv, shape.v_dim, "spectral.v_signs", "the spectral codec");
   if (s.v_scale.size() != heads) fail("spectral.v_scale has {} values, not {}", s.v_scale.size(), heads);
   check_rows(layer.k_mean_pre_rope, shape.n_head_kv, shape.k_dim, "k_mean_pre_rope", "the spectral codec");
-  Recipe spectral;  // the default rates; widths of the others obey the same rules
+  Recipe spectral;
+  spectral.codec = "spectral";
   for (const double rate : kSpectralRates) {
     spectral.k_bits = spectral.v_bits = rate;
     make_codecs(layer, spectral);

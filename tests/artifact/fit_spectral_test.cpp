@@ -389,8 +389,8 @@ double key_error(const Codec& codec, const Activations& held_out, const LayerArt
 }
 
 TEST(FitSpectral, HigherRatesHaveSmallerErrors) {
-  const Activations a = steep_layer(64, 1200, 11);
-  const Activations held_out = steep_layer(64, 300, 12);
+  const Activations a = steep_layer(64, 1200, 11, RopePairing::neox, 0.97);
+  const Activations held_out = steep_layer(64, 300, 12, RopePairing::neox, 0.97);
   const Fitted f = fitted(a);
   double before = 1;
   for (const double bits : kSpectralRates) {
@@ -498,7 +498,10 @@ TEST(FitSpectral, ConstantKeysAreTheirMean) {
       if (pairing == RopePairing::none) continue;
       std::fill(row.begin(), row.end(), 0.0F);  // nothing else stays the same under RoPE and binary16
     }
-    const Fitted f = fitted(a);
+    a.round_to_half();
+    const Fitted f = fitted(a, [](std::vector<HeadMoments>& heads) {
+      for (HeadMoments& head : heads) head.importance.joint *= 0.7371;  // so that sums are rounded
+    });
     EXPECT_THAT(f.warnings, testing::ElementsAre("layer 5 head 1: its keys do not vary: they are stored as their mean"));
     expect_finite_codecs(f, a);
     const LayerCodecs codecs = make_codecs(f.layer, spectral_recipe());

@@ -184,7 +184,7 @@ TEST(SpectralArtifact, ValidateNamesLayerAndCause) {
       EXPECT_THAT(error_of([&] { validate(artifact); }), AllOf(HasSubstr("layer 2"), HasSubstr(cause)));
     }
   };
-  check([](SpectralLayer& s) { s.transform[1](3, 3) = kNan; }, "head 1: a transform contains NaN");
+  check([](SpectralLayer& s) { s.transform[1](3, 3) = kNan; }, "spectral.transform holds NaN");
   check([](SpectralLayer& s) { s.inverse[0] *= 1.1F; }, "head 0: its inverse transform is not the inverse");
   check([](SpectralLayer& s) { s.mean(0, 0) = kNan; }, "spectral.mean holds NaN");
   check([](SpectralLayer& s) { s.inverse_sigma(1, 2) = -1.0F; }, "head 1: a sigma");
@@ -237,20 +237,6 @@ TEST(SpectralArtifact, Version1IsStillRead) {
   metadata["format_version"] = 2;  // then the rates must be there
   write_with_digest(file, metadata, path);
   EXPECT_THAT(error_of([&] { load_artifact(path); }), HasSubstr("k_bits"));
-}
-
-TEST(SpectralArtifact, DamagedFilesNeverCrash) {
-  const Scratch scratch;
-  Artifact artifact = spectral_artifact();
-  artifact.layers.resize(1);
-  artifact.provenance = nlohmann::json::object();
-  save_artifact(artifact, scratch.path("a"));
-  const std::string valid = test::slurp(scratch.path("a"));
-  std::uint64_t header = 0;
-  std::memcpy(&header, valid.data(), sizeof(header));
-  const auto counts = test::mutate(scratch, valid, 8 + header, [](const auto& file) { load_artifact(file); });
-  EXPECT_GT(counts.refused, 1000);
-  EXPECT_LT(counts.accepted, 80) << "only the padding after the header's JSON is not covered by the digest";
 }
 
 TEST(SpectralArtifact, StateDigestTellsRecipesApart) {
