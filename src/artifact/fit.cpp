@@ -10,6 +10,7 @@
 #include "oscar/artifact/artifact.h"
 #include "oscar/artifact/rotation_zoo.h"
 #include "oscar/base/error.h"
+#include "oscar/codec/spectral.h"
 #include "oscar/method/moments_json.h"
 #include "oscar/version.h"
 
@@ -106,6 +107,24 @@ std::vector<float> fit_value_clips(Heads heads, const LayerArtifact& layer, cons
   });
 }
 
+// Why a layer cannot have the spectral codec; empty: it can.
+std::string spectral_obstacle(const LayerShape& shape, Heads heads) {
+  if (heads.front().importance.empty()) {
+    return "the moments hold no importance statistics, which the spectral codec needs: calibrate again, or fit codec int2";
+  }
+  if (heads.front().importance.tokens < kKeyFloor) {
+    return fmt::format(
+        "only {} keys became old enough to be read as codes, and the spectral codec needs {}: use longer sequences (-c) "
+        "or more text",
+        heads.front().importance.tokens, kKeyFloor);
+  }
+  if (shape.k_dim % kSpectralQuad != 0 || shape.v_dim % kSpectralSlots != 0) {
+    return fmt::format("the spectral codec needs head sizes that {} (K) and {} (V) divide, not {} and {}: use codec int2",
+                       kSpectralQuad, kSpectralSlots, shape.k_dim, shape.v_dim);
+  }
+  return {};
+}
+
 LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& recipe, std::vector<std::string>* warnings) {
   LayerArtifact layer;
   layer.shape = shape;
@@ -123,21 +142,15 @@ LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& reci
   const std::size_t matrices = layer.k_rotation.size();
   layer.clip_k = recipe.clip_k ? std::vector<float>(matrices, *recipe.clip_k) : fit_key_clips(heads, layer, recipe);
   layer.clip_v = recipe.clip_v ? std::vector<float>(matrices, *recipe.clip_v) : fit_value_clips(heads, layer, recipe);
-  const HeadImportance& importance = heads.front().importance;
-  if (importance.tokens >= kKeyFloor) {
-    std::vector<std::string> notes;
-    layer.spectral = fit_spectral(layer, heads, warnings != nullptr ? *warnings : notes);
-  } else if (recipe.codec == "spectral" && !importance.empty()) {
-    fail(
-        "layer {}: only {} keys became old enough to be read as codes, and at least {} are needed: use longer sequences (-c) "
-        "or "
-        "more text",
-        shape.layer, importance.tokens, kKeyFloor);
+  std::vector<std::string> notes;
+  std::vector<std::string>& spectral_warnings = warnings != nullptr ? *warnings : notes;
+  const std::string obstacle = spectral_obstacle(shape, heads);
+  if (obstacle.empty()) {
+    layer.spectral = fit_spectral(layer, heads, spectral_warnings);
   } else if (recipe.codec == "spectral") {
-    fail(
-        "layer {}: the moments hold no importance statistics, which the spectral codec needs: calibrate again, or fit codec "
-        "int2",
-        shape.layer);
+    fail("layer {}: {}", shape.layer, obstacle);
+  } else if (!heads.front().importance.empty()) {
+    spectral_warnings.push_back(fmt::format("layer {}: {}", shape.layer, obstacle));
   }
   return layer;
 }

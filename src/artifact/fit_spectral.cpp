@@ -13,7 +13,8 @@ namespace oscar {
 namespace {
 
 constexpr float kMinNorm = 1e-3F;
-constexpr double kTinySigma = 1e-9;  // of the layer's largest: such a coordinate holds nothing
+constexpr double kNoVariance = 1e-12;  // of the keys' energy: below what binary16 keys can show, above binary64's rounding
+constexpr double kTinySigma = 1e-9;    // of the layer's largest: such a coordinate holds nothing
 // Steps of the best uniform quantisers of a unit Gaussian at 2, 4, 6, 8 bits: where the search starts.
 constexpr std::array<float, 4> kGaussianStep = {0.9957F, 0.3352F, 0.1041F, 0.0308F};
 constexpr int kStepTries = 33;  // factors 0.6 .. 2.2
@@ -48,7 +49,12 @@ Basis make_basis(const HeadImportance& head, const Rope& rope, const VectorD& pr
   basis.inverse = u.transpose() * back;
   basis.sigma = klt.values.reverse().cwiseMax(0.0).cwiseSqrt();
   basis.mean = keys.mean;
-  if (!(basis.sigma[0] > 0)) warnings.push_back(what + ": its keys do not vary: they are stored as their mean");
+  const double weight = head.joint(head.joint.rows() - 1, head.joint.cols() - 1);
+  const double energy = metric.cwiseProduct(head.joint.topLeftCorner(dim, dim)).sum();
+  if (!(basis.sigma[0] * basis.sigma[0] * weight > kNoVariance * energy)) {
+    warnings.push_back(what + ": its keys do not vary: they are stored as their mean");
+    basis.sigma.setZero();
+  }
   return basis;
 }
 

@@ -87,41 +87,40 @@ void check_clip(const std::vector<float>& clip, int heads, const char* which) {
   }
 }
 
-// Shapes only: the codec's constructor checks what the numbers must satisfy.
+// Whether a list of matrices is as long as it must be, each [rows, cols].
+void check_matrices(const std::vector<MatrixF>& matrices, std::size_t count, int rows, int cols, const char* which) {
+  if (matrices.empty()) fail("{} is missing, which the spectral codec needs", which);
+  if (matrices.size() != count) fail("{} has {} matrices, not {}", which, matrices.size(), count);
+  for (const MatrixF& m : matrices) check_rows(m, rows, cols, which, "the spectral codec");
+}
+
+// Shapes and values that no rate may read; the codec's constructor checks what the numbers must satisfy.
 void check_spectral(const LayerArtifact& layer, const Recipe& recipe) {
   const SpectralLayer& s = layer.spectral;
   const LayerShape& shape = layer.shape;
-  if (s.empty()) {
-    if (recipe.codec == "spectral") fail("its spectral tensors are missing, which the recipe's codec needs");
-    if (!s.inverse.empty() || !s.step.empty() || !s.width.empty() || !s.v_scale.empty())
-      fail("some spectral tensors are missing");
+  const bool none = s.empty() && s.inverse.empty() && s.mean.size() == 0 && s.inverse_sigma.size() == 0 && s.step.empty() &&
+                    s.width.empty() && s.v_signs.size() == 0 && s.v_scale.empty();
+  if (none) {
+    if (recipe.codec == "spectral") fail("spectral.transform is missing, which the recipe's codec needs");
     return;
   }
   const auto heads = static_cast<std::size_t>(shape.n_head_kv);
-  if (s.transform.size() != heads || s.inverse.size() != heads || s.step.size() != kSpectralWidths ||
-      s.width.size() != kSpectralRates.size() || s.v_scale.size() != heads) {
-    fail("the number of spectral matrices does not fit {} KV heads", heads);
-  }
-  for (const auto* matrices : {&s.transform, &s.inverse}) {
-    for (const MatrixF& m : *matrices) {
-      if (m.rows() != shape.k_dim || m.cols() != shape.k_dim) fail("a spectral transform is {} x {}", m.rows(), m.cols());
-    }
-  }
-  const auto rows = [&](const MatrixF& m, int dim, const char* which) {
-    check_rows(m, shape.n_head_kv, dim, which, "the spectral codec");
-  };
-  rows(s.mean, shape.k_dim, "spectral.mean");
-  rows(s.inverse_sigma, shape.k_dim, "spectral.inverse_sigma");
-  rows(s.v_signs, shape.v_dim, "spectral.v_signs");
-  for (const MatrixF& m : s.step) rows(m, shape.k_dim, "spectral.step");
+  check_matrices(s.transform, heads, shape.k_dim, shape.k_dim, "spectral.transform");
+  check_matrices(s.inverse, heads, shape.k_dim, shape.k_dim, "spectral.inverse");
+  check_rows(s.mean, shape.n_head_kv, shape.k_dim, "spectral.mean", "the spectral codec");
+  check_rows(s.inverse_sigma, shape.n_head_kv, shape.k_dim, "spectral.inverse_sigma", "the spectral codec");
+  check_matrices(s.step, kSpectralWidths, shape.n_head_kv, shape.k_dim, "spectral.step");
+  check_matrices(s.width, kSpectralRates.size(), shape.n_head_kv, shape.k_dim, "spectral.width");
   for (const MatrixF& m : s.width) {
-    rows(m, shape.k_dim, "spectral.width");
     if (!(m.array() == 0 || m.array() == 2 || m.array() == 4 || m.array() == 6 || m.array() == 8).all()) {
       fail("spectral.width holds something else than 0, 2, 4, 6 and 8");
     }
   }
-  rows(layer.k_mean_pre_rope, shape.k_dim, "k_mean_pre_rope");
-  Recipe spectral;  // the default rates; widths of the others obey the same rules
+  check_rows(s.v_signs, shape.n_head_kv, shape.v_dim, "spectral.v_signs", "the spectral codec");
+  if (s.v_scale.size() != heads) fail("spectral.v_scale has {} values, not {}", s.v_scale.size(), heads);
+  check_rows(layer.k_mean_pre_rope, shape.n_head_kv, shape.k_dim, "k_mean_pre_rope", "the spectral codec");
+  Recipe spectral;
+  spectral.codec = "spectral";
   for (const double rate : kSpectralRates) {
     spectral.k_bits = spectral.v_bits = rate;
     make_codecs(layer, spectral);

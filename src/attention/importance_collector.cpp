@@ -129,6 +129,10 @@ struct ImportanceCollector::Sequence {
   // Weights of the pairs that are read as codes, summed by query and by key.
   void weigh(const ImportanceConfig& config) {
     query_weight_ = Eigen::ArrayXf::Zero(rows_);
+    output_energy_ = 0;
+    for (int r = 0; r < rows_; ++r) {
+      if (block_->first + r % n_ >= config.sink + config.recent) output_energy_ += static_cast<double>(output_norm_[r]);
+    }
     const std::int64_t last = tokens() - config.recent;  // one beyond the youngest key that the last query reads as a code
     for (std::int64_t begin = config.sink / kTile * kTile; begin < last; begin += kTile) {
       load_logits(begin);
@@ -160,10 +164,10 @@ struct ImportanceCollector::Sequence {
   }
 
   void add_metric(HeadImportance& head, bool has_rope) {
+    head.output_energy += output_energy_;
     const float total = query_weight_.sum();
     if (!(total > 0.0F)) return;
     head.pair_weight += static_cast<double>(total);
-    head.output_energy += static_cast<double>(output_norm_.sum());
     const auto add = [&](const auto& q, float share) {
       const MatrixF weighted = (query_weight_ * share).sqrt().matrix().asDiagonal() * q;
       head.metric += (weighted.transpose() * weighted).template cast<double>();
@@ -302,12 +306,16 @@ struct ImportanceCollector::Sequence {
   FloatBuffer tile_, panels_, logits_, cross_;
   std::vector<float> max_, sum_, tile_max_;
   Eigen::ArrayXf output_norm_, query_weight_;
+  double output_energy_ = 0;
 };
 
 ImportanceCollector::ImportanceCollector(LayerShape shape, ImportanceConfig config,
                                          std::shared_ptr<const std::vector<float>> output_metric)
     : shape_(std::move(shape)), config_(config), rope_(shape_.rope, shape_.k_dim), output_metric_(std::move(output_metric)) {
-  if (config_.sink < 0 || config_.recent < 0 || config_.max_samples < 2) fail("importance: windows or samples make no sense");
+  if (config_.sink < 0 || config_.recent < 0) fail("importance: windows of {} and {} tokens", config_.sink, config_.recent);
+  if (config_.max_samples < 2 || config_.max_samples % 2 != 0) {  // halves of an odd number would not lie on one stride
+    fail("importance: max_samples is {}; it must be even and at least 2", config_.max_samples);
+  }
   const auto metric_size = size_of(std::int64_t{shape_.n_head} * shape_.v_dim * shape_.v_dim);
   if (output_metric_ && output_metric_->size() != metric_size) {
     fail("layer {}: the output metric has {} values; n_head * v_dim^2 = {} are needed", shape_.layer, output_metric_->size(),
@@ -348,7 +356,7 @@ void ImportanceCollector::end_sequence() {
   }
   for (std::int64_t j = begin; j < end; ++j, ++seen_) {
     if (seen_ % stride_ == 0 && static_cast<std::int64_t>(heads_.front().sample_positions.size()) == config_.max_samples) {
-      for (HeadImportance& head : heads_) thin_samples(head, (config_.max_samples + 1) / 2);
+      for (HeadImportance& head : heads_) thin_samples(head, config_.max_samples / 2);
       stride_ *= 2;
     }
     if (seen_ % stride_ != 0) continue;

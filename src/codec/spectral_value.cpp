@@ -13,7 +13,7 @@
 namespace oscar {
 namespace {
 
-constexpr float kMaxInput = 0x1p60F;
+constexpr float kMaxInput = 0x1p40F;  // inputs beyond are clamped, so that the energy of a head stays finite
 
 // Step and mean squared error of the best uniform mid-rise quantiser of a unit Gaussian, by width 1 .. 3.
 struct GaussianGrid {

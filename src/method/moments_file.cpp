@@ -53,7 +53,8 @@ void append_halves(const MatrixF& rows, std::vector<std::uint16_t>& out) {
 }
 
 Eigen::Index joint_size(const LayerShape& shape) {
-  return shape.k_dim + (shape.rope.pairing == RopePairing::none ? 0 : shape.rope.n_rot) + 1;
+  const Eigen::Index turned = shape.rope.pairing == RopePairing::none ? 0 : shape.rope.n_rot;
+  return shape.k_dim + turned + 1;
 }
 
 void append(const MatrixD& matrix, std::vector<double>& out) {
