@@ -220,7 +220,7 @@ class SpectralKeyCodec final : public Codec {
 
 MidRise mid_rise(float y, int width) {
   const int levels = 1 << width;
-  const float t = y + static_cast<float>(levels / 2);
+  const float t = y + 0.5F * static_cast<float>(levels);
   if (!(t >= 0.0F)) return {0, true};
   if (t >= static_cast<float>(levels)) return {levels - 1, true};
   return {static_cast<int>(t), false};  // not negative: truncation is floor
