@@ -132,6 +132,100 @@ TEST(CaptureBlocks, B6AnyThreadCountAndCutGiveTheSameBytes) {
   }
 }
 
+std::shared_ptr<const std::vector<float>> output_metric() {
+  std::vector<float> values;
+  for (int h = 0; h < Batch::kHeads; ++h) {
+    for (int i = 0; i < Batch::kDim * Batch::kDim; ++i)
+      values.push_back(i % (Batch::kDim + 1) == 0 ? static_cast<float>(1 + h) : 0.125F);
+  }
+  return std::make_shared<const std::vector<float>>(std::move(values));
+}
+
+void expect_identical(const HeadImportance& a, const HeadImportance& b) {
+  EXPECT_EQ(a.metric, b.metric);
+  EXPECT_EQ(a.joint, b.joint);
+  EXPECT_EQ(a.pair_weight, b.pair_weight);
+  EXPECT_EQ(a.tokens, b.tokens);
+  EXPECT_EQ(a.sample_keys, b.sample_keys);
+  EXPECT_EQ(a.sample_weights, b.sample_weights);
+  EXPECT_EQ(a.sample_positions, b.sample_positions);
+}
+
+// What the collector is told of an event: blocks that end at multiples of 64 tokens, and everything that shapes the logits.
+TEST(CaptureBlocks, ImportanceIsTheCollectorsOfTheSameRows) {
+  const Scratch scratch;
+  const Batch batch(range(0, 400), 9);
+  const std::vector<float> sinks(Batch::kHeads, 0.5F);
+  CaptureEvent event = batch.event(0);
+  event.scale = 0.7F;
+  event.softcap = 2.0F;
+  event.sinks = sinks.data();
+  LayerShape shape;
+  shape.n_head = Batch::kHeads;
+  shape.n_head_kv = Batch::kHeadsKv;
+  shape.k_dim = shape.v_dim = Batch::kDim;
+  shape.rope = event.rope;
+  for (const bool with_metric : {false, true}) {
+    const auto metric = with_metric ? output_metric() : nullptr;
+    ImportanceCollector expected(shape, {}, metric);
+    for (std::int64_t first = 0; first < 400; first += 64) {
+      ImportanceCollector::Block block;
+      block.first = first;
+      block.n = std::min<std::int64_t>(64, 400 - first);
+      block.q = batch.q.data() + first * Batch::kHeads * Batch::kDim;
+      block.o = batch.out.data() + first * Batch::kHeads * Batch::kDim;
+      block.q_token = block.o_token = Batch::kHeads * Batch::kDim;
+      block.q_head = block.o_head = Batch::kDim;
+      block.k = batch.k_cache.data();
+      block.v = batch.v_cache.data();
+      block.cells = batch.cells.data();
+      block.scale = 0.7F;
+      block.softcap = 2.0F;
+      block.sinks = sinks.data();
+      expected.add(block, 0, Batch::kHeadsKv);
+    }
+    expected.end_sequence();
+    EXPECT_EQ(expected.heads()[0].tokens, 400 - 320);
+    EXPECT_GT(expected.heads()[0].pair_weight, 0.0);
+    for (const int threads : {1, 2, 5}) {
+      Capture capture(description(), std::nullopt);
+      if (metric) capture.set_output_metric(0, *metric);
+      feed(capture, event, threads);
+      const ModelMoments moments = saved(capture, scratch);
+      for (std::size_t h = 0; h < 3; ++h) expect_identical(moments.layers[0][h].importance, expected.heads()[h]);
+    }
+  }
+}
+
+TEST(CaptureBlocks, ImportanceNeedsOneSequenceAfterTheOther) {
+  const Scratch scratch;
+  const Batch first(range(0, 350), 10);
+  const Batch second(range(0, 340), 11);
+  const Batch gap(range(500, 520), 12);
+  Capture capture(description(), std::nullopt);
+  capture.begin_sequence();
+  feed(capture, first.event(0), 2);
+  capture.begin_sequence();
+  feed(capture, second.event(0), 2);
+  ModelMoments moments = saved(capture, scratch);
+  EXPECT_EQ(moments.layers[0][0].importance.tokens, 350 + 340 - 2 * 320);
+  ::testing::internal::CaptureStderr();
+  feed(capture, gap.event(0, 520), 2);
+  moments = saved(capture, scratch);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("only codec int2 can be fitted: tokens do not come as one sequence"), std::string::npos) << said;
+  EXPECT_TRUE(moments.layers[0][0].importance.empty());  // half of the text would pass for all of it
+  EXPECT_EQ(moments.layers[0][0].tokens, 350 + 340 + 20 - 2 * 4);
+
+  CaptureEvent alibi = first.event(0);
+  alibi.max_bias = 8.0F;
+  Capture biased(description(), std::nullopt);
+  ::testing::internal::CaptureStderr();
+  feed(biased, alibi, 2);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("ALiBi"), std::string::npos);
+  EXPECT_TRUE(saved(biased, scratch).layers[0][0].importance.empty());
+}
+
 TEST(CaptureBlocks, RowsAreReadThroughTheirStridesAndCells) {
   const Scratch scratch;
   const Batch batch(range(4, 10), 2);

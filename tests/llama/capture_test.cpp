@@ -1,18 +1,22 @@
 // Moment capture on real models, against sums computed by other means.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "llama/harness.h"
 #include "llama/state_file.h"
 #include "oscar/base/half.h"
 #include "oscar/io/gguf.h"
-#include "oscar/method/moments.h"
+#include "oscar/method/importance.h"
 
 namespace oscar::testing {
 namespace {
 
 constexpr std::int64_t kWarmup = CollectorConfig{}.warmup_tokens;
+constexpr std::int64_t kExactWindows =
+    ImportanceConfig{}.sink + ImportanceConfig{}.recent;  // keys that no query reads as codes
 
 json begin(const ModelUnderTest& model, std::int64_t tokens, const std::string& resume = "") {
   const GgufModel description = describe_model(Gguf(model.path()));
@@ -53,12 +57,18 @@ double distance(const ModelMoments& a, const ModelMoments& b) {
   return worst;
 }
 
+bool identical(const HeadImportance& a, const HeadImportance& b) {
+  return a.metric == b.metric && a.joint == b.joint && a.pair_weight == b.pair_weight && a.tokens == b.tokens &&
+         a.sample_keys == b.sample_keys && a.sample_weights == b.sample_weights && a.sample_positions == b.sample_positions;
+}
+
 bool identical(const ModelMoments& a, const ModelMoments& b) {
   if (distance(a, b) != 0.0) return false;
   for (std::size_t l = 0; l < a.layers.size(); ++l) {
     for (std::size_t h = 0; h < a.layers[l].size(); ++h) {
       if (a.layers[l][h].sst_weight != b.layers[l][h].sst_weight || a.layers[l][h].k_samples != b.layers[l][h].k_samples)
         return false;
+      if (!identical(a.layers[l][h].importance, b.layers[l][h].importance)) return false;
     }
   }
   return true;
@@ -188,24 +198,74 @@ TEST(Capture, B6ThreadsAndChunks) {
 // B6: a run that was killed after a save and resumed from its file equals the one that was not.
 TEST(Capture, B6ResumeEqualsUninterrupted) {
   const Scratch scratch;
-  const json first = decode(part(0, 82, 0, 300), 1);
-  const json second = decode(part(0, 83, 0, 200), 1);
+  const json first = decode(part(0, 82, 0, 400), 1);  // both longer than sink and recent windows: they have importance
+  const json second = decode(part(0, 83, 0, 360), 1);
   const auto run = [&](const json& script) {
     const RunResult result = run_driver(scratch, smollm2(), script, {.mode = "capture"});
     ASSERT_EQ(result.exit_code, 0) << result.errors;
   };
   const json ctx = context({{"n_ctx", 512}});
-  run({begin(smollm2(), 500), ctx, kNewSequence, first, save(scratch.file("half")), kClear, kNewSequence, second,
+  run({begin(smollm2(), 760), ctx, kNewSequence, first, save(scratch.file("half")), kClear, kNewSequence, second,
        save(scratch.file("whole"))});
-  run({begin(smollm2(), 200, scratch.file("half")), ctx, kNewSequence, second, save(scratch.file("resumed"))});
+  run({begin(smollm2(), 360, scratch.file("half")), ctx, kNewSequence, second, save(scratch.file("resumed"))});
   const ModelMoments whole = load_moments(scratch.file("whole"));
   const ModelMoments resumed = load_moments(scratch.file("resumed"));
   EXPECT_TRUE(identical(whole, resumed));
-  EXPECT_EQ(whole.layers[0][0].tokens, 500 - 2 * kWarmup);
+  EXPECT_EQ(whole.layers[0][0].tokens, 760 - 2 * kWarmup);
+  EXPECT_EQ(whole.layers[0][0].importance.tokens, 760 - 2 * kExactWindows);
   ASSERT_EQ(whole.sources.size(), 1U);
   ASSERT_EQ(resumed.sources.size(), 1U);
-  EXPECT_EQ(whole.sources[0].tokens, 500);
-  EXPECT_EQ(resumed.sources[0].tokens, 500);
+  EXPECT_EQ(whole.sources[0].tokens, 760);
+  EXPECT_EQ(resumed.sources[0].tokens, 760);
+}
+
+// The joint statistics from the saved cache: every coded key is a sample here, so its weight is known.
+TEST(Capture, ImportanceIsThatOfTheCachesKeys) {
+  const Scratch scratch;
+  constexpr std::int64_t kTokens = 450;
+  const RunResult run = run_driver(scratch, smollm2(),
+                                   {begin(smollm2(), kTokens),
+                                    context({{"n_ctx", 512}}),
+                                    kNewSequence,
+                                    decode(part(0, 86, 0, kTokens), 1, 128),
+                                    save(scratch.file("moments")),
+                                    {{"do", "save"}, {"seq", 0}, {"file", scratch.file("state")}}},
+                                   {.mode = "capture"});
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  const ModelMoments moments = load_moments(scratch.file("moments"));
+  const StateFile state(scratch.file("state"));
+  ASSERT_EQ(state.positions.size(), static_cast<std::size_t>(kTokens));
+  for (std::size_t l = 0; l < moments.layers.size(); ++l) {
+    const LayerShape& shape = moments.shapes[l];
+    const Rope rope(shape.rope, shape.k_dim);
+    const auto dim = static_cast<std::size_t>(shape.k_dim);
+    for (std::size_t h = 0; h < moments.layers[l].size(); ++h) {
+      SCOPED_TRACE(fmt::format("layer {} head {}", l, h));
+      const HeadImportance& head = moments.layers[l][h].importance;
+      ASSERT_EQ(head.tokens, kTokens - kExactWindows);
+      ASSERT_EQ(head.sample_positions.size(), static_cast<std::size_t>(head.tokens));
+      EXPECT_GT(head.pair_weight, 0.0);
+      EXPECT_GT(head.metric.trace(), 0.0);
+      EXPECT_NEAR(head.joint(head.joint.rows() - 1, head.joint.rows() - 1), static_cast<double>(head.tokens), 1e-3);
+      MatrixD keys = MatrixD::Zero(shape.k_dim, shape.k_dim);
+      for (std::size_t i = 0; i < head.sample_positions.size(); ++i) {
+        const std::int32_t position = head.sample_positions[i];
+        ASSERT_EQ(position, ImportanceConfig{}.sink + static_cast<std::int32_t>(i));
+        ASSERT_EQ(state.positions[static_cast<std::size_t>(position)], position);
+        const std::uint8_t* row = state.k[l].bytes.data() + static_cast<std::size_t>(position) * state.k[l].row_bytes;
+        ASSERT_EQ(std::memcmp(row + 2 * h * dim, head.sample_keys.data() + i * dim, 2 * dim), 0);
+        std::vector<float> key(dim);
+        for (std::size_t d = 0; d < dim; ++d) key[d] = half_to_float(head.sample_keys[i * dim + d]);
+        for (const std::int32_t offset : {0, position_mix_offset(position, 0)}) {
+          std::vector<float> turned = key;
+          rope.shift(turned, offset);
+          const VectorD x = Eigen::Map<const VectorF>(turned.data(), shape.k_dim).cast<double>();
+          keys += 0.5 * static_cast<double>(head.sample_weights[i]) * x.transpose() * x;
+        }
+      }
+      EXPECT_LT(distance(keys, head.joint.topLeftCorner(shape.k_dim, shape.k_dim)), 1e-5);
+    }
+  }
 }
 
 TEST(Capture, MemoryStaysNearTheModelsOwn) {

@@ -196,6 +196,36 @@ std::string write_hadamard_artifact(const Scratch& scratch, const ModelUnderTest
   return path;
 }
 
+std::string fitted_artifact(const ModelUnderTest& model) {
+  static const Scratch scratch;  // until the process ends
+  std::string path = scratch.file(model.name + ".oscar.safetensors");
+  if (std::filesystem::exists(path)) return path;
+  const GgufModel description = describe_model(Gguf(model.path()));
+  const std::size_t tokens = model.n_full < model.n_layer ? 700 : 450;  // past the windows, ours and the model's
+  const std::string file = scratch.file(model.name + ".moments.safetensors");
+  const json begin = {{"do", "capture_begin"},
+                      {"resume", ""},
+                      {"model",
+                       {{"fingerprint", description.fingerprint},
+                        {"architecture", description.architecture},
+                        {"name", model.name},
+                        {"n_layer", description.n_layer},
+                        {"sources", {{{"name", "words"}, {"sha256", std::string(64, 'a')}, {"tokens", tokens}}}}}}};
+  const RunResult run = run_driver(scratch, model,
+                                   {begin,
+                                    context({{"n_ctx", 1024}}),
+                                    {{"do", "capture_sequence"}},
+                                    decode(part(0, 90, 0, tokens), 1, 128),
+                                    {{"do", "capture_save"}, {"file", file}}},
+                                   {.mode = "capture"});
+  if (run.exit_code != 0) fail("the capture for an artifact ended with {}: {}", run.exit_code, run.errors);
+  FitOptions options;
+  options.token_floor = 1;
+  Artifact artifact = fit(load_moments(file), options, nullptr);
+  save_artifact(artifact, path);
+  return path;
+}
+
 double kl_divergence(std::span<const float> base, std::span<const float> other) {
   const auto log_sum = [](std::span<const float> row) {
     const double top = *std::max_element(row.begin(), row.end());

@@ -71,6 +71,10 @@ json memory_step();
 // An artifact that needs no calibration (Hadamard rotations with random signs by `seed`, no means), for tests of the machinery.
 std::string write_hadamard_artifact(const Scratch& scratch, const ModelUnderTest& model, std::uint64_t seed = 1);
 
+// An artifact fitted on a few hundred tokens of the model's own activations, with both codecs; made once per process. Its
+// recipe asks for int2, as OSCAR_CODEC=spectral may be set on any artifact that holds the other.
+std::string fitted_artifact(const ModelUnderTest& model);
+
 // Distances between rows of logits.
 double kl_divergence(std::span<const float> base, std::span<const float> other);  // nats
 double max_difference(std::span<const float> a, std::span<const float> b);
