@@ -466,8 +466,8 @@ nlohmann::json KvBuffer::statistics() const {
   j["sanitised"] = c.k.sanitised + c.v.sanitised;
   double bits = 0;
   for (const LayerCodecs& codec : codecs) {
-    for (const Codec* c : {codec.k.get(), codec.v.get()})
-      bits += c->bits_per_element() * static_cast<double>(c->n_head_kv()) * c->head_dim();
+    for (const Codec* half : {codec.k.get(), codec.v.get()})
+      bits += half->bits_per_element() * static_cast<double>(half->n_head_kv()) * half->head_dim();
   }
   j["simulated"] = !codecs.empty() && codecs.front().k->simulated();
   j["bits_per_element"] = codecs.empty() ? 16.0 : bits / static_cast<double>(elements);
