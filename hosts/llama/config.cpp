@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "oscar/base/error.h"
+#include "oscar/rivals/rivals.h"
 
 namespace oscar::llama {
 namespace {
@@ -99,7 +100,11 @@ void set(Config& c, std::string_view key, const std::string& text) {
   } else if (key == "clip_v") {
     c.clip_v = to_clip(key, text);
   } else if (key == "codec") {
-    if (text != "int2" && text != "spectral") fail("codec: '{}' is unknown; use spectral or int2", text);
+    if (is_rival(text)) {
+      check_rival(text);
+    } else if (text != "int2" && text != "spectral") {
+      fail("codec: '{}' is unknown; use spectral, int2 or sim:NAME", text);
+    }
     c.codec = text;
   } else if (key == "k_bits") {
     c.k_bits = to_bits(key, text);

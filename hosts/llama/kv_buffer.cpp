@@ -180,12 +180,18 @@ void KvBuffer::announce() const {
     return;
   }
   const std::size_t planned = planned_bytes();
-  say(1,
-      fmt::format(
-          "{} layers, {} | sink {} recent {} | {:.1f} MiB at {} cells ({:.1f}x) | artifact sha256:{}..", layers.size(),
-          recipe.codec == "int2" ? describe_int2() : fmt::format("spectral, K {} bits V {} bits", recipe.k_bits, recipe.v_bits),
-          config.windows.sink, config.windows.recent, mib(planned), n_cells(),
-          static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
+  say(1, fmt::format("{} layers, {} | sink {} recent {} | {:.1f} MiB at {} cells ({:.1f}x) | artifact sha256:{}..",
+                     layers.size(), describe_codec(), config.windows.sink, config.windows.recent, mib(planned), n_cells(),
+                     static_cast<double>(size) / static_cast<double>(planned), artifact->digest.substr(0, 12)));
+}
+
+std::string KvBuffer::describe_codec() const {
+  const LayerCodecs& first = codecs.front();
+  if (first.k->simulated()) {
+    return fmt::format("{}, a simulation of K {:.4g} bits V {:.4g} bits that stores more", recipe.codec,
+                       first.k->bits_per_element(), first.v->bits_per_element());
+  }
+  return recipe.codec == "int2" ? describe_int2() : fmt::format("spectral, K {} bits V {} bits", recipe.k_bits, recipe.v_bits);
 }
 
 std::string KvBuffer::describe_int2() const {
@@ -459,7 +465,11 @@ nlohmann::json KvBuffer::statistics() const {
   j["saturated"] = c.k.saturated + c.v.saturated;
   j["sanitised"] = c.k.sanitised + c.v.sanitised;
   double bits = 0;
-  for (const LayerCodecs& codec : codecs) bits += 8.0 * static_cast<double>(codec.k->row_bytes() + codec.v->row_bytes());
+  for (const LayerCodecs& codec : codecs) {
+    for (const Codec* half : {codec.k.get(), codec.v.get()})
+      bits += half->bits_per_element() * static_cast<double>(half->n_head_kv()) * half->head_dim();
+  }
+  j["simulated"] = !codecs.empty() && codecs.front().k->simulated();
   j["bits_per_element"] = codecs.empty() ? 16.0 : bits / static_cast<double>(elements);
   j["bits_per_element_all"] =
       used == 0

@@ -120,6 +120,7 @@ class KvBuffer {
  private:
   void choose();
   void announce() const;
+  [[nodiscard]] std::string describe_codec() const;
   [[nodiscard]] std::string describe_int2() const;
   [[nodiscard]] std::unique_ptr<KvCache> make_cache() const;
   [[nodiscard]] std::size_t planned_bytes() const;

@@ -9,7 +9,8 @@
 //   stats      path; counters as JSON at exit and on SIGUSR1
 //   sink, recent, rollback     windows (64, 256, 64)
 //   k_mean (none|static|rope), v_mean (none|static), clip_k, clip_v,
-//   codec (spectral|int2), k_bits, v_bits (1.5|2|2.5|3; spectral only)     override the artifact's recipe
+//   codec (spectral|int2|sim:NAME), k_bits, v_bits (1.5|2|2.5|3; spectral only)     override the artifact's recipe
+//              sim:NAME simulates a rival (oscar/rivals/rivals.h): its accuracy, not its memory or speed
 //   log        0 errors and the configuration line (default 1), 2 every decision
 #pragma once
 
@@ -34,7 +35,8 @@ OSCAR_API const char* oscar_llama_configure(const char* json);
 //   captured_blocks, caches [{layers, sliding_window, cells, streams, cells_used, nominal_bytes, nominal_resident_bytes,
 //   code_bytes,
 //            exact_bytes, peak_exact_bytes, bookkeeping_bytes, resident_bytes, rows_written, window_misses, imported_rows,
-//            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all}]
+//            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all, simulated}]
+//            (simulated: code_bytes and bits are what the rival would take, resident_bytes what its simulation takes)
 //            (freed ones first, then live ones, each in order of creation)
 //   refused: null or a sentence
 OSCAR_API const char* oscar_llama_stats(void);

@@ -6,6 +6,7 @@
 #include "oscar/base/error.h"
 #include "oscar/codec/int2.h"
 #include "oscar/codec/spectral.h"
+#include "oscar/rivals/rivals.h"
 
 namespace oscar {
 
@@ -126,13 +127,25 @@ std::unique_ptr<Codec> spectral_value_codec(const LayerArtifact& layer, const Re
   return make_spectral_value_codec(std::move(config));
 }
 
+// The name says whether the mean is removed; nothing else of the recipe concerns rivals.
+LayerCodecs rival_codecs(const LayerArtifact& layer, const Recipe& recipe) {
+  const LayerShape& shape = layer.shape;
+  RivalLayer k{shape.n_head_kv, shape.k_dim, {}, layer.k_mean_pre_rope};
+  if (shape.rope.pairing != RopePairing::none) k.rope = Rope(shape.rope, shape.k_dim);
+  return {make_rival(recipe.codec, true, std::move(k)),
+          make_rival(recipe.codec, false, {shape.n_head_kv, shape.v_dim, {}, {}})};
+}
+
 }  // namespace
 
 LayerCodecs make_codecs(const LayerArtifact& layer, const Recipe& recipe) {
-  if (recipe.codec != "int2" && recipe.codec != "spectral") {
-    fail("codec '{}' is unknown; int2 and spectral are known", recipe.codec);
+  if (is_rival(recipe.codec)) {
+    check_rival(recipe.codec);
+  } else if (recipe.codec != "int2" && recipe.codec != "spectral") {
+    fail("codec '{}' is unknown; int2, spectral and sim:NAME are known", recipe.codec);
   }
   try {
+    if (is_rival(recipe.codec)) return rival_codecs(layer, recipe);
     if (recipe.codec == "spectral") {
       if (layer.spectral.empty()) {
         fail(

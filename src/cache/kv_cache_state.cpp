@@ -22,6 +22,8 @@ void KvCache::export_row(int layer_index, bool is_k, std::int64_t cell, std::spa
     std::ranges::copy(m.exact_row(s, c), out.begin());
   } else if (m.slots[c] >= 0) {
     export_exact_row(m.exact_row(s, c), m.positions[c], out);
+  } else if (s.codec->simulated()) {
+    fail("the cache runs {}, a simulation whose rows cannot be saved; save states with another codec", s.codec->name());
   } else {
     export_coded_row(m.code_row(s, c), m.positions[c], m.digest, out);
   }

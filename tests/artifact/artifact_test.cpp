@@ -207,6 +207,7 @@ TEST(Artifact, ValidateNamesLayerAndCause) {
   check([](Artifact& a) { a.layers[1].shape.layer = 2; }, "does not follow");
   check([](Artifact& a) { a.recipe.per_head = false; }, "layer 0", false);
   check([](Artifact& a) { a.recipe.codec = "int9"; }, "int9", false);
+  check([](Artifact& a) { a.recipe.codec = "sim:kivi2-g32"; }, "sim:kivi2-g32", false);
   check([](Artifact& a) { a.recipe.v_mean = MeanMode::rope; }, "v_mean", false);
   check([](Artifact& a) { a.recipe.group_size = 6; }, "group_size 6", false);
   check([](Artifact& a) { a.recipe.k_objective = "sst_r_h_pbr"; }, "belongs to values", false);

@@ -97,6 +97,25 @@ TEST(MakeCodecs, ErrorsNameTheLayer) {
   EXPECT_THAT(error(2, [](LayerArtifact&, Recipe& r) { r.codec = "int5"; }), HasSubstr("int5"));
 }
 
+TEST(MakeCodecs, RivalsNeedNothingCalibratedButTheirMean) {
+  const Artifact artifact = sample_artifact();
+  Recipe recipe = artifact.recipe;
+  recipe.codec = "sim:naive-int2";
+  const LayerCodecs plain = make_codecs(artifact.layers[2], recipe);
+  EXPECT_TRUE(plain.k->simulated());
+  EXPECT_EQ(plain.k->head_dim(), 16);
+  EXPECT_EQ(plain.v->head_dim(), 8);
+  EXPECT_DOUBLE_EQ(plain.v->bits_per_element(), 2 + 32.0 / 8);
+  const MatrixF row = test::random_rows(2, 16, 99);
+  recipe.codec = "sim:naive-int2+mean";
+  EXPECT_NE(encode(*make_codecs(artifact.layers[2], recipe).k, row, 777), encode(*plain.k, row, 777));
+  LayerArtifact bare = artifact.layers[2];
+  bare.k_mean_pre_rope = MatrixF();
+  EXPECT_THAT(error_of([&] { make_codecs(bare, recipe); }), AllOf(HasSubstr("layer 2"), HasSubstr("mean")));
+  recipe.codec = "sim:int2";
+  EXPECT_THAT(error_of([&] { make_codecs(bare, recipe); }), AllOf(HasSubstr("sim:int2"), HasSubstr("naive-int2")));
+}
+
 TEST(MeanModes, NamesRoundTrip) {
   for (const MeanMode mode : {MeanMode::none, MeanMode::statical, MeanMode::rope})
     EXPECT_EQ(parse_mean_mode(to_string(mode)), mode);

@@ -185,6 +185,23 @@ class Model(unittest.TestCase):
             self.assertEqual(v["attention_bypassed"], 0)
             self.assertGreater(v["kl_mean"], 0)
 
+    def test_compare_simulated_rivals(self):
+        names = ["codec=sim:q8_0", "codec=sim:kivi2-g32", "codec=sim:naive-int2"]
+        r = json.loads(self.compare(*[word for name in names for word in ("--variant", name)], "-o", "json").stdout)
+        eight, kivi, naive = r["variants"][1:]
+        self.assertEqual([v["bits_per_element"] for v in (eight, kivi, naive)], [8.5, 3, 2.5])
+        self.assertLess(eight["kl_mean"], kivi["kl_mean"])
+        self.assertLess(kivi["kl_mean"], naive["kl_mean"])
+        # Memory is what the rival would take: less than 16 bit, although its simulation takes more.
+        self.assertLess(naive["kv_bytes"], kivi["kv_bytes"])
+        self.assertLess(eight["kv_bytes"], r["base"]["kv_bytes"])
+
+    def test_unknown_rivals_are_refused_with_the_known_ones(self):
+        done = oscar("compare", "-m", MODEL, "-f", TEXT, "--oscar", self.artifact, "--variant", "codec=sim:kivi9")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("sim:kivi9", done.stderr)
+        self.assertIn("kivi2-g128", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

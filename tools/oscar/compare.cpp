@@ -1,6 +1,7 @@
 // `oscar compare`: how far the 2-bit cache's output is from the 16-bit cache's, on a text.
 #include "cli.h"
 #include "oscar/base/error.h"
+#include "oscar/rivals/rivals.h"
 #include "output.h"
 #include "settings.h"
 
@@ -309,6 +310,10 @@ void add_compare(CommandLine& line) {
       "KL(base || variant) in nats, from double-precision log-softmax over the whole vocabulary; 95 % intervals from a "
       "bootstrap over blocks "
       "of 64 positions.");
+  command.text(
+      "--variant codec=sim:NAME measures another KV quantizer, simulated inside OSCAR's cache, windows and attention: its "
+      "accuracy; bits and bytes are what it would take. NAME is one of " +
+      rival_names(", ") + "; NAME+mean removes the calibrated RoPE mean from K first.");
   options->host.n_ctx = 4096;
   add_host(command, options->host, "tokens of a chunk");
   command.option("-f,--file", options->text, "FILE", "text to judge on");
@@ -318,8 +323,8 @@ void add_compare(CommandLine& line) {
   command.option("--mode-b", options->mode_b, "MODE", "what is judged: oscar, exact, delegate or stock");
   command
       .option("--variant", options->variants, "KEY=VALUE[,...]",
-              "one more contender: mode-b with these settings (k_mean, v_mean, clip_k, clip_v, sink, recent, rollback, "
-              "artifact, mode); repeatable")
+              "one more contender: mode-b with these settings (codec, k_bits, v_bits, k_mean, v_mean, clip_k, clip_v, sink, "
+              "recent, rollback, artifact, mode); repeatable")
       ->allow_extra_args(false);
   command.option("-s,--seed", options->seed, "N", "of the bootstrap");
   add_settings(command, options->settings, false);
@@ -330,7 +335,8 @@ void add_compare(CommandLine& line) {
   command.json_key("oscar, model, model_fingerprint, text, text_sha256", "what was compared");
   command.json_key("n_ctx, n_ubatch, chunks, tokens, from, positions, seed", "how");
   command.json_key("base, variants[]", "one object each: name, mode, ppl and the keys below");
-  command.json_key("kv_bytes, kv_bytes_f16", "KV cache at the end of the last chunk: resident, measured; all cells at 16 bit");
+  command.json_key("kv_bytes, kv_bytes_f16",
+                   "KV cache at the end of the last chunk: resident, measured (codec sim:NAME: computed); all cells at 16 bit");
   command.json_key("bits_per_element, bits_per_element_all",
                    "coded rows alone; 16-bit windows included (16: not coded; null: no plug-in)");
   command.json_key("attention_served, attention_bypassed, pp", "operations by OSCAR; that escaped it; tokens per second");

@@ -224,7 +224,9 @@ CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::si
   for (std::size_t i = index * each; i < (index + 1) * each; ++i) {
     const nlohmann::json& cache = caches[i];
     report.nominal_bytes += counter(cache, "nominal_bytes");
-    report.resident_bytes += counter(cache, "resident_bytes") + counter(cache, "nominal_resident_bytes");
+    const bool simulated = cache.value("simulated", false);
+    report.resident_bytes += simulated ? counter(cache, "code_bytes") + counter(cache, "exact_bytes")
+                                       : counter(cache, "resident_bytes") + counter(cache, "nominal_resident_bytes");
     if (!cache.value("sliding_window", false)) {
       const auto bits = [&](const char* key) {
         return cache.contains(key) && cache[key].is_number() ? cache[key].get<double>() : 16.0;

@@ -64,8 +64,8 @@ class Context {
 
 // What one context's caches take, out of the plug-in's counters.
 struct CacheReport {
-  std::uint64_t nominal_bytes = 0;                        // what 16 bit takes for all cells
-  std::uint64_t resident_bytes = 0;                       // measured, windows and 16-bit layers included
+  std::uint64_t nominal_bytes = 0;   // what 16 bit takes for all cells
+  std::uint64_t resident_bytes = 0;  // measured, windows and 16-bit layers included; simulated: what the rival would take
   double bits_per_element = 0, bits_per_element_all = 0;  // of the layers OSCAR serves; 16 when not coded, 0 when unknown
 };
 // `index`: which context of this process, in order of creation; `contexts`: how many there are.

@@ -8,6 +8,7 @@
 #include "oscar/base/error.h"
 #include "oscar/cache/windows.h"
 #include "oscar/io/gguf.h"
+#include "oscar/rivals/rivals.h"
 
 namespace oscar::cli {
 namespace {
@@ -99,7 +100,8 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "OSCAR_RECENT");
   command.option("--rollback", settings.rollback, "N",
                  "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64", "OSCAR_ROLLBACK");
-  command.option("--codec", settings.codec, "NAME", "spectral or int2; default: the artifact's", "OSCAR_CODEC");
+  command.option("--codec", settings.codec, "NAME",
+                 "spectral, int2, or sim:NAME for a simulated rival (see compare); default: the artifact's", "OSCAR_CODEC");
   command.option("--k-bits", settings.k_bits, "BITS", "spectral keys: 1.5, 2, 2.5 or 3; default: the artifact's",
                  "OSCAR_K_BITS");
   command.option("--v-bits", settings.v_bits, "BITS", "spectral values: 1.5, 2, 2.5 or 3; default: the artifact's",
@@ -118,7 +120,11 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
 
 void check(const Settings& settings) {
   check_word("mode", settings.mode, {"oscar", "exact", "delegate", "stock", "off"});
-  check_word("codec", settings.codec, {"spectral", "int2"});
+  if (is_rival(settings.codec)) {
+    check_rival(settings.codec);
+  } else {
+    check_word("codec", settings.codec, {"spectral", "int2", "sim:NAME"});
+  }
   check_word("k_bits", settings.k_bits, {"1.5", "2", "2.5", "3"});
   check_word("v_bits", settings.v_bits, {"1.5", "2", "2.5", "3"});
   check_word("k_mean", settings.k_mean, {"none", "static", "rope"});

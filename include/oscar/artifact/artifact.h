@@ -40,7 +40,7 @@ std::string_view to_string(MeanMode mode);
 
 // How rows are coded; the user may override single fields (CLI beats environment beats artifact).
 struct Recipe {
-  std::string codec = "int2";     // or spectral
+  std::string codec = "int2";     // or spectral; at run time, never in a file, also sim:NAME (rivals/rivals.h)
   double k_bits = 2, v_bits = 2;  // spectral: 1.5, 2, 2.5 or 3
   MeanMode k_mean = MeanMode::rope;
   MeanMode v_mean = MeanMode::none;         // none | static

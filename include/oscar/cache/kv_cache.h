@@ -37,7 +37,7 @@ struct LayerSpec {
 };
 
 struct MemoryUsage {
-  std::size_t code_bytes = 0;   // rows that have a code * row_bytes, all layers
+  std::size_t code_bytes = 0;   // rows that have a code * bits_per_element, all layers: the method's bytes
   std::size_t exact_bytes = 0;  // slots in use * 16-bit row bytes, all layers
   std::size_t peak_exact_bytes = 0;
   std::size_t bookkeeping_bytes = 0;  // positions, slots, membership
@@ -109,6 +109,7 @@ class KvCache {
   void read_row(int layer_index, bool is_k, std::int64_t cell, bool want_exact, std::span<float> row) const;
 
   // --- state ---------------------------------------------------------------------------------------------------------
+  // export_row throws Error for the code of a simulated codec, which is larger than a nominal row.
   // One row in the bytes of a nominal F16 row [n_head_kv * dim], format in state_row.h. import_row throws Error when the
   // row was packed by another artifact or is damaged; a plain 16-bit row without a position (written by a stock program)
   // is kept exact, has position unknown (-1) and is never coded. Rows of one cell must agree in kind and position, else Error

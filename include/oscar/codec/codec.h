@@ -2,6 +2,7 @@
 //
 // A codec is immutable after construction and every method is safe to call from many threads. One object serves K or V of
 // one layer, all KV heads. Bytes of a row are a pure function of (row, position): never of neighbours, batch or chunking.
+// (Not so for simulated codecs of methods that look at several tokens: see rivals/rivals.h.)
 //
 // Inner basis: attention never decodes to the model's basis. Each codec has an inner basis of `head_dim` coordinates in which
 //   K:  q . k^      = query_to_inner(q) . inner(k)  +  q . mean term      (mean terms: see KeyMean)
@@ -46,14 +47,16 @@ class Codec {
  public:
   virtual ~Codec() = default;
 
-  [[nodiscard]] virtual std::string_view name() const = 0;  // "int2", "spectral"
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "int2", "spectral", "sim:NAME"
   [[nodiscard]] virtual int n_head_kv() const = 0;
   [[nodiscard]] virtual int head_dim() const = 0;
   // Bytes of one token's row, all KV heads; constant.
   [[nodiscard]] virtual std::size_t row_bytes() const = 0;
-  [[nodiscard]] double bits_per_element() const {
+  // Of the method, metadata included. A simulated codec stores more than its method would: row_bytes() is not the method's.
+  [[nodiscard]] virtual double bits_per_element() const {
     return 8.0 * static_cast<double>(row_bytes()) / (static_cast<double>(n_head_kv()) * head_dim());
   }
+  [[nodiscard]] virtual bool simulated() const { return false; }
 
   // row: [n_head_kv, head_dim] f32 as the host's cache would have stored it (K after RoPE). out: row_bytes().
   virtual void encode(std::span<const float> row, std::int64_t position, std::span<std::uint8_t> out,
