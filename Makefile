@@ -3,6 +3,7 @@ MODEL ?= smollm2
 
 help:
 	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
+	@echo 'make eval [MODEL=...] [QUICK=1]                         set everything up, then measure what each codec costs in quality'
 	@echo 'make test                                              set everything up, then run all tests'
 	@echo 'make build                                             build the library, the plug-in and the oscar command'
 	@echo 'make clean                                             remove build/ (the cache directory stays)'
@@ -11,6 +12,11 @@ demo:
 	scripts/setup demo '$(MODEL)'
 	scripts/build release -DOSCAR_TESTS=OFF
 	python3 scripts/demo.py '$(MODEL)'
+
+eval:
+	scripts/setup demo '$(MODEL)'
+	scripts/build release -DOSCAR_TESTS=OFF
+	python3 scripts/eval.py '$(MODEL)' $(if $(QUICK),--quick)
 
 test:
 	scripts/setup test
@@ -23,4 +29,4 @@ build:
 clean:
 	rm -rf build
 
-.PHONY: help demo test build clean
+.PHONY: help demo eval test build clean

@@ -7,6 +7,7 @@ usage: demo.py [MODEL]      after scripts/setup and scripts/build (`make demo MO
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,10 +41,16 @@ def document(model):
     return body, QUESTION if PINS["models"][model]["chat"] else f"Question: {QUESTION}\nAnswer:"
 
 
+def artifact_version():
+    """Between releases of the tool, artifacts still gain content that new code needs."""
+    header = (ROOT / "include" / "oscar" / "artifact" / "artifact.h").read_text()
+    return int(re.search(r"kArtifactVersion = (\d+);", header).group(1))
+
+
 def calibrated(model, gguf):
-    """The artifact, made once for a model, text, size and version of the tool."""
+    """The artifact, made once for a model, text, size, version of the tool and of the file format."""
     version = subprocess.run([OSCAR, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    key = json.dumps([PINS["models"][model]["sha256"], PINS["texts"]["calibration"]["sha256"], CALIBRATION_TOKENS, version])
+    key = json.dumps([PINS["models"][model]["sha256"], PINS["texts"]["calibration"]["sha256"], CALIBRATION_TOKENS, version, artifact_version()])
     artifact = CACHE / "artifacts" / f"{model}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.oscar.safetensors"
     if artifact.exists():
         say(f"calibration of {model} is there: {artifact}")

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <exception>
 
@@ -26,6 +27,16 @@ struct Share {
   std::int64_t begin, end;
 };
 Share share(std::int64_t n, int ith, int nth) { return {n * ith / nth, n * (ith + 1) / nth}; }
+
+// The smallest change a query can suffer. In place: nothing but the attention that is about to start reads Q.
+void flip_lowest_bit(const AttentionArgs& args) {
+  for (std::int64_t t = 0; t < args.n_tokens; ++t) {
+    for (int h = 0; h < args.n_head; ++h) {
+      float* first = const_cast<float*>(args.q) + t * args.q_token_stride + h * args.q_head_stride;
+      if (std::isfinite(*first)) *first = std::bit_cast<float>(std::bit_cast<std::uint32_t>(*first) ^ 1U);
+    }
+  }
+}
 
 // Last token of a finished operation against the double-precision definition.
 void compare_with_reference(const AttentionArgs& args) {
@@ -93,6 +104,9 @@ void AttentionOp::run(ggml_tensor*, int ith, int nth, void* userdata) {
     AttentionOp& op = *static_cast<AttentionOp*>(userdata);
     int expected = 0;
     if (op.stage.compare_exchange_strong(expected, 1, std::memory_order_acq_rel)) {
+      if (op.perturb_q) {
+        for (const AttentionArgs& args : op.streams) flip_lowest_bit(args);
+      }
       auto& jobs = op.scratch->jobs;
       while (jobs.size() < op.streams.size()) jobs.push_back(std::make_unique<AttentionJob>());
       for (std::size_t s = 0; s < op.streams.size(); ++s) jobs[s]->prepare(op.streams[s], nth);

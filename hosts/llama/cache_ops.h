@@ -31,6 +31,7 @@ struct AttentionOp {
   std::vector<float> slopes;  // ALiBi
   AttentionScratch* scratch = nullptr;
   bool check = false;
+  bool perturb_q = false;
   // The first thread to arrive prepares: memory of the operation's operands is only valid now, not before the graph runs.
   std::atomic<int> stage{0};  // 0 nobody, 1 being prepared, 2 ready
   std::atomic<int> finished{0};

@@ -18,9 +18,9 @@ constexpr std::array<std::pair<std::string_view, Mode>, 5> kModes = {{{"oscar", 
                                                                       {"capture", Mode::capture},
                                                                       {"off", Mode::off}}};
 
-constexpr std::array<std::string_view, 16> kKeys = {"mode",     "artifact", "strict", "stats",  "sink",   "recent",
-                                                    "rollback", "k_mean",   "v_mean", "clip_k", "clip_v", "codec",
-                                                    "k_bits",   "v_bits",   "log",    "check"};
+constexpr std::array<std::string_view, 17> kKeys = {"mode",     "artifact", "strict", "stats",  "sink",     "recent",
+                                                    "rollback", "k_mean",   "v_mean", "clip_k", "clip_v",   "codec",
+                                                    "k_bits",   "v_bits",   "log",    "check",  "perturb_q"};
 
 std::mutex& mutex() {
   static std::mutex m;
@@ -82,6 +82,8 @@ void set(Config& c, std::string_view key, const std::string& text) {
     c.stats = text;
   } else if (key == "check") {
     c.check = to_bool(key, text);
+  } else if (key == "perturb_q") {
+    c.perturb_q = to_bool(key, text);
   } else if (key == "log") {
     c.log = to_int(key, text, 0);
   } else if (key == "sink") {

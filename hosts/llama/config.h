@@ -18,7 +18,8 @@ struct Config {
   std::string artifact;  // path; empty: looked for beside the model
   std::string stats;     // path; empty: none
   bool strict = false;
-  bool check = false;  // test hook: compare attention with the reference
+  bool check = false;      // test hook: compare attention with the reference
+  bool perturb_q = false;  // measuring hook: flip one bit of every query, to see what rounding alone does
   int log = 1;
   Windows windows;
   std::optional<MeanMode> k_mean, v_mean;

@@ -467,6 +467,7 @@ void GraphPass::serve(KvBuffer& buffer) {
         }
         op.scratch = &scratch_;
         op.check = buffer.config.check;
+        op.perturb_q = buffer.config.perturb_q;
         patch(t.node, AttentionOp::run, &op);
         counters().served.fetch_add(1);
         break;

@@ -12,6 +12,10 @@
 //   codec (spectral|int2|sim:NAME), k_bits, v_bits (1.5|2|2.5|3; spectral only)     override the artifact's recipe
 //              sim:NAME simulates a rival (oscar/rivals/rivals.h): its accuracy, not its memory or speed
 //   log        0 errors and the configuration line (default 1), 2 every decision
+// and two hooks for measuring and testing, 0 or 1:
+//   perturb_q  flips the lowest mantissa bit of the first coordinate of each head of every query before attention: in mode
+//              "exact", what then differs from "exact" is the noise floor of a comparison on this model
+//   check      compares the last token of every attention operation with the double-precision definition (counted in stats)
 #pragma once
 
 #if defined(__GNUC__)

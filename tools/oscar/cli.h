@@ -97,5 +97,6 @@ void add_calibrate(CommandLine& line);
 void add_run(CommandLine& line);
 void add_exec(CommandLine& line);
 void add_compare(CommandLine& line);
+void add_eval(CommandLine& line);
 
 }  // namespace oscar::cli

@@ -7,9 +7,8 @@
 
 #if OSCAR_WITH_LLAMA
 #include <algorithm>
-#include <mutex>
-#include <thread>
 
+#include "kl_engine.h"
 #include "oscar/io/gguf.h"
 #include "oscar/io/sha256.h"
 #include "oscar/version.h"
@@ -33,15 +32,6 @@ struct CompareOptions {
 
 constexpr std::int64_t kFewPositions = 256;
 
-struct Contender {
-  std::string name;
-  Settings settings;
-  std::unique_ptr<Context> context;
-  std::vector<std::vector<Difference>> differences;  // against the base; [chunk][position]
-  double seconds = 0;
-  std::uint64_t served = 0, bypassed = 0;
-};
-
 std::vector<Contender> contenders(const CompareOptions& options) {
   std::vector<Contender> all;
   const auto add = [&](const std::string& name, const std::string& mode) -> Settings& {
@@ -55,70 +45,9 @@ std::vector<Contender> contenders(const CompareOptions& options) {
   add(options.mode_b, options.mode_b);
   for (const std::string& variant : options.variants) {
     Settings& settings = add(variant, options.mode_b);
-    for (std::size_t begin = 0; begin <= variant.size();) {
-      const std::size_t comma = std::min(variant.find(',', begin), variant.size());
-      override_setting(settings, variant.substr(begin, comma - begin));
-      begin = comma + 1;
-    }
-  }
-  const bool plugin = std::any_of(all.begin(), all.end(),
-                                  [](const Contender& c) { return c.settings.mode != "stock" && c.settings.mode != "off"; });
-  for (Contender& c : all) {
-    check(c.settings);
-    // One process, one plug-in: beside other modes, stock is the hooks that only forward, bit-identical to llama.cpp.
-    if (c.settings.mode == "off") c.settings.mode = "stock";
-    if (plugin && c.settings.mode == "stock") c.settings.mode = "delegate";
+    override_settings(settings, variant);
   }
   return all;
-}
-
-void compare_rows(const Context& base, const Context& other, int n_vocab, const std::vector<llama_token>& targets,
-                  std::vector<Difference>& out) {
-  const std::size_t n = targets.size(), at = out.size();
-  out.resize(at + n);
-  const std::size_t n_threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
-  std::exception_ptr error;
-  std::mutex mutex;
-  std::vector<std::thread> threads;
-  for (std::size_t thread = 0; thread < n_threads; ++thread) {
-    threads.emplace_back([&, thread] {
-      try {
-        for (std::size_t i = thread; i < n; i += n_threads) {
-          const auto size = static_cast<std::size_t>(n_vocab);
-          out[at + i] =
-              difference({base.logits(static_cast<int>(i)), size}, {other.logits(static_cast<int>(i)), size}, targets[i]);
-        }
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        error = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (error) std::rethrow_exception(error);
-}
-
-std::vector<std::vector<llama_token>> cut(const Model& model, const std::string& text, int n_ctx, int chunks, int from) {
-  std::vector<llama_token> tokens = model.tokenize(text, false, false);
-  const llama_vocab* vocab = model.vocab();
-  const bool bos = llama_vocab_get_add_bos(vocab);
-  const std::size_t length = static_cast<std::size_t>(n_ctx) - (bos ? 1 : 0);
-  std::vector<std::vector<llama_token>> out;
-  for (std::size_t begin = 0; begin < tokens.size() && (chunks < 0 || out.size() < static_cast<std::size_t>(chunks));
-       begin += length) {
-    const std::size_t end = std::min(tokens.size(), begin + length);
-    if (end - begin < length && !out.empty()) break;  // a short rest would weigh shallow positions more
-    std::vector<llama_token> chunk;
-    if (bos) chunk.push_back(llama_vocab_bos(vocab));
-    chunk.insert(chunk.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin),
-                 tokens.begin() + static_cast<std::ptrdiff_t>(end));
-    out.push_back(std::move(chunk));
-  }
-  if (out.empty() || static_cast<int>(out[0].size()) < from + 2) {
-    fail("the text has {} tokens, but positions are judged from {} on: use a longer text or a smaller --from", tokens.size(),
-         from);
-  }
-  return out;
 }
 
 nlohmann::ordered_json interval(const Estimate& e) { return nlohmann::ordered_json::array({e.low, e.high}); }
@@ -188,48 +117,28 @@ int compare(CompareOptions options) {
   options.host.n_batch = options.host.n_ubatch = std::min(options.host.n_ubatch, options.host.n_batch);
   const std::string text = read_text(options.text);
   std::vector<Contender> all = contenders(options);
-  std::vector<std::string> artifacts;
-  artifacts.reserve(all.size());
-  for (const Contender& c : all) artifacts.push_back(resolve_artifact(c.settings, options.host.model));
+  const bool plugin = settle_modes(all);
+  for (Contender& c : all) c.artifact = resolve_artifact(c.settings, options.host.model);
 
-  Plugin::start(all[0].settings.mode != "stock", options.host.verbose);
+  Plugin::start(plugin, options.host.verbose);
   const Model model(options.host);
-  const auto chunks = cut(model, text, n_ctx, options.chunks, from);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (Plugin::loaded()) Plugin::configure(plugin_json(all[i].settings, artifacts[i]));
-    all[i].context = std::make_unique<Context>(model, options.host);
-  }
+  const auto chunks = cut_text(model, text, n_ctx, options.chunks, from);
+  open_contexts(all, model, options.host);
   watch_interrupts();
 
   std::size_t total = 0;
   for (const auto& chunk : chunks) total += chunk.size();
   Progress progress("comparing", static_cast<double>(total * all.size()), "tokens");
   std::size_t done = 0;
+  std::vector<Contender*> order;
+  for (Contender& c : all) order.push_back(&c);
+  ChunkPass pass;
+  pass.from = from;
+  pass.n_ubatch = options.host.n_ubatch;
+  pass.decoded = [&](std::size_t tokens) { progress.update(static_cast<double>(done += tokens)); };
   nlohmann::json stats;
   for (const auto& chunk : chunks) {
-    for (Contender& c : all) {
-      c.context->clear();
-      c.differences.emplace_back();
-    }
-    const int n = static_cast<int>(chunk.size());
-    for (int begin = 0; begin < n; begin += options.host.n_ubatch) {
-      const int end = std::min(n, begin + options.host.n_ubatch);
-      const std::vector<llama_token> part(chunk.begin() + begin, chunk.begin() + end);
-      // Row i of the logits predicts the token after position max(from, begin) + i; the last position has none.
-      std::vector<llama_token> targets;
-      for (int t = std::max(from, begin); t < end && t + 1 < n; ++t) targets.push_back(chunk[static_cast<std::size_t>(t) + 1]);
-      for (Contender& c : all) {
-        if (interrupted()) fail("interrupted");
-        const nlohmann::json before = Plugin::stats();
-        c.seconds += c.context->decode(part, begin, from);
-        const nlohmann::json after = Plugin::stats();
-        c.served += served_operations(after) - served_operations(before);
-        c.bypassed += counter(after, "attention_bypassed") - counter(before, "attention_bypassed");
-        if (&c != &all[0]) compare_rows(*all[0].context, *c.context, model.n_vocab(), targets, c.differences.back());
-        done += part.size();
-        progress.update(static_cast<double>(done));
-      }
-    }
+    run_chunk(model, order, chunk, pass);
     stats = Plugin::stats();
   }
   progress.finish();

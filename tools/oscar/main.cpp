@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   add_run(line);
   add_exec(line);
   add_compare(line);
+  add_eval(line);
   add_inspect(line);
   add_convert(line);
   add_merge(line);

@@ -211,6 +211,15 @@ const float* Context::logits(int row) const {
   return all + static_cast<std::ptrdiff_t>(row) * llama_vocab_n_tokens(vocab);
 }
 
+void Context::rewind(int position) {
+  const llama_memory_t memory = llama_get_memory(context_.get());
+  // A sliding-window cache may have overwritten what the positions before would see again.
+  const int window = llama_model_n_swa(llama_get_model(context_.get()));
+  const bool gone = window > 0 && llama_memory_seq_pos_min(memory, 0) > std::max(0, position + 1 - window);
+  if (gone || !llama_memory_seq_rm(memory, 0, position, -1))
+    fail("this model's cache cannot go back to position {}; a larger -ub keeps more of a sliding window", position);
+}
+
 std::uint64_t counter(const nlohmann::json& stats, const char* key) {
   const auto found = stats.find(key);
   return found != stats.end() && found->is_number() ? found->get<std::uint64_t>() : 0;

@@ -57,6 +57,8 @@ class Context {
   // those rows from 0. Returns the seconds taken. Error naming the position when llama.cpp fails.
   double decode(const std::vector<llama_token>& tokens, int first, int first_logits);
   [[nodiscard]] const float* logits(int row) const;
+  // Forgets the positions from `position` on, so that the next decode starts there. Error when the cache cannot go back.
+  void rewind(int position);
 
  private:
   std::unique_ptr<llama_context, decltype(&llama_free)> context_{nullptr, &llama_free};

@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -17,7 +18,7 @@ struct Key {
   const char* name;
   std::string Settings::*value;
 };
-constexpr std::array<Key, 11> kKeys{{{"sink", &Settings::sink},
+constexpr std::array<Key, 12> kKeys{{{"sink", &Settings::sink},
                                      {"recent", &Settings::recent},
                                      {"rollback", &Settings::rollback},
                                      {"codec", &Settings::codec},
@@ -27,7 +28,8 @@ constexpr std::array<Key, 11> kKeys{{{"sink", &Settings::sink},
                                      {"v_mean", &Settings::v_mean},
                                      {"clip_k", &Settings::clip_k},
                                      {"clip_v", &Settings::clip_v},
-                                     {"log", &Settings::log}}};
+                                     {"log", &Settings::log},
+                                     {"perturb_q", &Settings::perturb_q}}};
 
 // What an unset key means: the windows' own defaults, or (null) whatever the artifact says.
 nlohmann::json builtin(const std::string& key) {
@@ -35,6 +37,7 @@ nlohmann::json builtin(const std::string& key) {
   if (key == "recent") return Windows{}.recent;
   if (key == "rollback") return Windows{}.rollback;
   if (key == "log") return 1;
+  if (key == "perturb_q") return 0;
   return nullptr;
 }
 
@@ -62,6 +65,30 @@ void check_clip(const std::string& name, const std::string& value) {
   if (error != std::errc{} || end != value.data() + value.size() || !(number >= 0 && number <= 1)) {
     fail("{} is \"{}\", but it is a share of coordinates: 0 (no clipping) to 1", name, value);
   }
+}
+
+void override_setting(Settings& settings, const std::string& assignment) {
+  const std::size_t equals = assignment.find('=');
+  const std::string key = assignment.substr(0, equals);
+  const std::string value = equals == std::string::npos ? "" : assignment.substr(equals + 1);
+  if (value.empty()) fail("variant setting \"{}\" is not of the form key=value", assignment);
+  if (key == "mode") {
+    settings.mode = value;
+    return;
+  }
+  if (key == "artifact" || key == "oscar") {
+    settings.artifact = value;
+    return;
+  }
+  std::vector<std::string> names{"mode", "artifact"};
+  for (const Key& known : kKeys) {
+    if (key == known.name) {
+      settings.*known.value = value;
+      return;
+    }
+    names.emplace_back(known.name);
+  }
+  fail("variant setting {} is unknown: it is one of {}", key, fmt::join(names, ", "));
 }
 
 }  // namespace
@@ -130,6 +157,7 @@ void check(const Settings& settings) {
   check_word("k_mean", settings.k_mean, {"none", "static", "rope"});
   check_word("v_mean", settings.v_mean, {"none", "static"});
   check_word("log", settings.log, {"0", "1", "2"});
+  check_word("perturb_q", settings.perturb_q, {"0", "1"});
   check_count("sink", settings.sink);
   check_count("recent", settings.recent);
   check_count("rollback", settings.rollback);
@@ -137,28 +165,12 @@ void check(const Settings& settings) {
   check_clip("clip_v", settings.clip_v);
 }
 
-void override_setting(Settings& settings, const std::string& assignment) {
-  const std::size_t equals = assignment.find('=');
-  const std::string key = assignment.substr(0, equals);
-  const std::string value = equals == std::string::npos ? "" : assignment.substr(equals + 1);
-  if (value.empty()) fail("variant setting \"{}\" is not of the form key=value", assignment);
-  if (key == "mode") {
-    settings.mode = value;
-    return;
+void override_settings(Settings& settings, const std::string& variant) {
+  for (std::size_t begin = 0; begin <= variant.size();) {
+    const std::size_t comma = std::min(variant.find(',', begin), variant.size());
+    override_setting(settings, variant.substr(begin, comma - begin));
+    begin = comma + 1;
   }
-  if (key == "artifact" || key == "oscar") {
-    settings.artifact = value;
-    return;
-  }
-  std::vector<std::string> names{"mode", "artifact"};
-  for (const Key& known : kKeys) {
-    if (key == known.name) {
-      settings.*known.value = value;
-      return;
-    }
-    names.emplace_back(known.name);
-  }
-  fail("variant setting {} is unknown: it is one of {}", key, fmt::join(names, ", "));
 }
 
 bool uses_artifact(const std::string& mode) { return mode == "oscar"; }

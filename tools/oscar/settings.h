@@ -30,15 +30,15 @@ void check(const HostOptions& options);
 struct Settings {
   std::string mode = "oscar";
   std::string artifact;  // empty: looked for beside the model
-  std::string sink, recent, rollback, codec, k_bits, v_bits, k_mean, v_mean, clip_k, clip_v,
-      log;  // empty: the plug-in's or artifact's default
+  std::string sink, recent, rollback, codec, k_bits, v_bits, k_mean, v_mean, clip_k, clip_v, log,
+      perturb_q;  // empty: the plug-in's or artifact's default
 };
 
 void add_settings(Command& command, Settings& settings, bool with_mode);
 // Range and word checks, so that a typing error is reported before a model is loaded.
 void check(const Settings& settings);
-// One "key=value" of compare's --variant, applied over `settings`.
-void override_setting(Settings& settings, const std::string& assignment);
+// A --variant, "key=value,key=value,...", applied over `settings`.
+void override_settings(Settings& settings, const std::string& variant);
 
 bool uses_artifact(const std::string& mode);
 // Finds the artifact, checks that it belongs to the model; Error says how to make one. Empty when the mode needs none.

@@ -53,6 +53,18 @@ Difference difference(std::span<const float> base, std::span<const float> other,
   return {kl, a.log_sum - static_cast<double>(base[t]), b.log_sum - static_cast<double>(other[t]), a.top == b.top};
 }
 
+double log_sum_exp(std::span<const float> logits) { return log_softmax(logits).log_sum; }
+
+Estimate share_of(std::int64_t hits, std::int64_t n) {
+  if (n < 1 || hits < 0 || hits > n) fail("{} of {} is not a share", hits, n);
+  constexpr double z = 1.959963984540054;  // 97.5 % of the normal distribution
+  const double count = static_cast<double>(n), p = static_cast<double>(hits) / count;
+  const double middle = (p + z * z / (2 * count)) / (1 + z * z / count);
+  const double half = z / (1 + z * z / count) * std::sqrt(p * (1 - p) / count + z * z / (4 * count * count));
+  // At 0 and 1 the bound is the share itself; rounding must not put it beside.
+  return {p, std::min(p, middle - half), std::max(p, middle + half)};
+}
+
 double quantile(std::span<const double> sorted, double share) {
   const double at = share * static_cast<double>(sorted.size() - 1);
   const auto below = static_cast<std::size_t>(at);
@@ -66,7 +78,7 @@ Summary summarise(const std::vector<std::vector<Difference>>& chunks, std::uint6
   double kl = 0, same = 0, nll_base = 0, nll = 0;
   for (const auto& chunk : chunks) {
     for (std::size_t i = 0; i < chunk.size(); ++i) {
-      if (i % static_cast<std::size_t>(block) == 0) blocks.emplace_back();
+      if (i == 0 || (block > 0 && i % static_cast<std::size_t>(block) == 0)) blocks.emplace_back();
       const Difference& d = chunk[i];
       const double hit = d.same_top ? 1.0 : 0.0;
       kls.push_back(d.kl);

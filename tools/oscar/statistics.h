@@ -26,8 +26,15 @@ struct Summary {
   double ppl_base = 0, ppl = 0;
 };
 // Positions of a text are not independent: confidence comes from a bootstrap over blocks of `block` consecutive positions
-// (1000 resamples, seeded: the same input gives the same interval everywhere). `chunks`: positions of each chunk, in order.
+// (1000 resamples, seeded: the same input gives the same interval everywhere), or over whole chunks (block = 0), which needs
+// several. `chunks`: positions of each chunk, in order.
 Summary summarise(const std::vector<std::vector<Difference>>& chunks, std::uint64_t seed, int block = 64);
+
+// A share `hits` of `n` with its 95 % Wilson interval, sound for few and for extreme shares.
+Estimate share_of(std::int64_t hits, std::int64_t n);
+
+// log(sum(exp(logits))) in double precision: log p(token) = logits[token] - this. Error when a logit is NaN.
+double log_sum_exp(std::span<const float> logits);
 
 // Linear interpolation between order statistics; `share` in [0, 1]; sorted ascending, not empty.
 double quantile(std::span<const double> sorted, double share);

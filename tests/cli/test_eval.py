@@ -1,0 +1,134 @@
+"""eval on a real model, SmolLM2-135M. Small sizes: this is about the command, not about quality."""
+import csv
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from cli import OSCAR, clean_environment, oscar
+
+MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"]) for name in ("MODEL", "CALIBRATION", "TEXT"))
+# Positions 768..1534 are judged; one document of 30 questions; one continuation behind position 1024.
+SIZE = {"-c": 1536, "--sequences": 1, "--documents": 1}
+METHODS = ["--methods", "spectral-2,oscar-repaired"]
+
+
+class Eval(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        cls.artifact = cls.folder / "model.oscar.safetensors"
+        done = oscar("calibrate", "-m", MODEL, "-f", CALIBRATION, "-c", "1024", "-n", "3072", "-o", cls.artifact,
+                     "--moments", cls.folder / "moments.safetensors", timeout=600)
+        if done.returncode != 0:
+            raise AssertionError(done.stderr)
+        cls.done = cls.evaluate(*METHODS, "-o", "json")
+        cls.result = json.loads(cls.done.stdout)
+
+    @classmethod
+    def words(cls, *words):
+        size = [word for flag, value in SIZE.items() if flag not in words for word in (flag, value)]
+        return ["eval", "-m", MODEL, "--oscar", cls.artifact, "-f", TEXT, *size, *words]
+
+    @classmethod
+    def evaluate(cls, *words, cache="cache", check=True):
+        done = oscar(*cls.words(*words), timeout=900, OSCAR_CACHE_DIR=str(cls.folder / cache))
+        if check and done.returncode != 0:
+            raise AssertionError(done.stderr)
+        return done
+
+    def rows(self, part, **wanted):
+        return [row for row in self.result[part] if all(row[key] == value for key, value in wanted.items())]
+
+    def test_rows(self):
+        r = self.result
+        self.assertEqual([row["method"] for row in r["rows"]], ["noise-floor", "spectral-2", "oscar-repaired"])
+        for row in r["rows"]:
+            # 256 positions below 1024 are no sample of their own: one range, one row.
+            self.assertEqual((row["depth"], row["positions"], row["sequences"], row["context"]), ("all", 767, 1, 1536))
+            self.assertTrue(0 <= row["kl_mean_ci"][0] <= row["kl_mean"] <= row["kl_mean_ci"][1])
+            self.assertTrue(row["kl_p50"] <= row["kl_p99"] <= row["kl_max"])
+            self.assertTrue(row["same_top_ci"][0] <= row["same_top"] <= row["same_top_ci"][1])
+            self.assertTrue(row["ppl_ratio_ci"][0] <= row["ppl_ratio"] <= row["ppl_ratio_ci"][1])
+        floor, spectral, int2 = r["rows"]
+        self.assertTrue(0 < floor["kl_mean"] < 0.5 * spectral["kl_mean"] < 0.5 * int2["kl_mean"])
+        self.assertEqual([row["k_bits"] for row in r["rows"]], [16, 2, 2])
+        self.assertEqual(floor["bits_per_element"], 16)
+        self.assertTrue(2 <= spectral["bits_per_element"] < int2["bits_per_element"] < 3)
+        self.assertIn("blocks", r["confidence"])
+
+    def test_what_was_used_is_named(self):
+        (text,) = self.result["texts"]
+        self.assertEqual((text["name"], text["sequences"], text["tokens"]), (TEXT.name, 1, 1536))
+        self.assertEqual(len(text["sha256"]), 64)
+        self.assertEqual(self.result["artifact"]["digest"], json.loads(oscar("inspect", self.artifact, "-o", "json").stdout)["digest"])
+
+    def test_retrieval(self):
+        # 10 questions of a kind are no sample, 30 are.
+        self.assertEqual([(row["method"], row["kind"], row["questions"]) for row in self.result["retrieval"]],
+                         [(method, "all", 30) for method in ("exact", "noise-floor", "spectral-2", "oscar-repaired")])
+        exact, floor, spectral, _ = self.result["retrieval"]
+        self.assertGreater(exact["accuracy_ci"][0], exact["chance"])  # usable even on this model
+        self.assertEqual(exact["same_choice"], 1)
+        self.assertGreaterEqual(floor["same_choice"], 0.9)
+        self.assertGreater(spectral["same_choice"], 0.6)
+
+    def test_one_continuation_is_no_claim(self):
+        self.assertEqual(self.result["continuations"], [])
+        self.assertTrue(any("1 greedy continuations are too few" in note for note in self.result["notes"]))
+
+    def test_going_back_leaves_no_trace(self):
+        """The same positions without continuations between the batches."""
+        plain = json.loads(self.evaluate("--methods", "spectral-2", "--tasks", "kl", "-o", "json").stdout)
+        self.assertEqual(plain["rows"], self.rows("rows", method="noise-floor") + self.rows("rows", method="spectral-2"))
+
+    def test_everything_is_there_the_second_time(self):
+        again = self.evaluate(*METHODS, "-o", "json")
+        self.assertEqual(again.stdout, self.done.stdout)
+        self.assertIn("7 of 7 measurements are there", again.stderr)
+        table = list(csv.DictReader(self.evaluate(*METHODS, "-o", "csv").stdout.splitlines()))
+        self.assertEqual([float(row["kl_mean"]) for row in table], [row["kl_mean"] for row in self.result["rows"]])
+        text = self.evaluate(*METHODS).stdout
+        for fragment in ("| noise-floor", "| spectral-2", "facts found", "smaller figures mean nothing"):
+            self.assertIn(fragment, text)
+
+    def test_an_interrupted_evaluation_goes_on(self):
+        cache = self.folder / "interrupted"
+        process = subprocess.Popen([OSCAR, *map(str, self.words(*METHODS, "-o", "json"))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   env=clean_environment(OSCAR_CACHE_DIR=str(cache)))
+        deadline = time.monotonic() + 600
+        while not list(cache.glob("eval/*.json")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1, err)
+        self.assertIn("the same command goes on", err)
+        resumed = self.evaluate(*METHODS, "-o", "json", cache="interrupted")
+        self.assertRegex(resumed.stderr, r"[1-6] of 7 measurements are there")
+        self.assertEqual(resumed.stdout, self.done.stdout)  # and so the same from two runs, bit for bit
+
+    def refused(self, *words, fragment):
+        done = self.evaluate(*words, check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertIn(fragment, done.stderr)
+
+    def test_refusals(self):
+        self.refused("-c", "1024", fragment="511 positions are too few for a claim")
+        self.refused("-f", CALIBRATION, fragment="is the text that")
+        self.refused("--methods", "spectral-9", fragment="there is no method spectral-9")
+        self.refused("--methods", "spectral-2,spectral-2", fragment="asked for twice")
+        self.refused("--variant", "k_bits=7", fragment="k_bits is 7")
+        self.refused("--tasks", "speed", fragment="there is no task")
+        self.refused("--rollback", "8", fragment="--rollback 8 is too small")
+        self.refused("--sequences", "1000", fragment="use a longer text")
+        self.refused("-c", "512", "--tasks", "retrieval", fragment="use a larger -c")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,31 @@
+// The methods that `oscar eval` sets side by side: a label and what it changes in the settings, written as in compare
+// --variant.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "settings.h"
+
+namespace oscar::cli {
+
+inline constexpr const char* kBaseMethod = "exact";
+inline constexpr const char* kFloorMethod = "noise-floor";
+
+struct Method {
+  std::string name;
+  std::string variant;    // "key=value,..."; empty: the settings as they are
+  bool optional = false;  // left out with a note when this build does not know it
+  Settings settings;      // filled by choose_methods
+};
+
+// exact and the noise floor first, then the methods called `names` (comma-separated; empty: the default ones), then the rivals
+// when `rivals`, then one method per variant. Error for an unknown name or a wrong setting. `skipped` gets a sentence for each
+// optional method that this build does not know.
+std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool rivals,
+                                   const std::vector<std::string>& variants, std::vector<std::string>& skipped);
+
+std::string method_names();  // for --help
+
+}  // namespace oscar::cli
