@@ -49,7 +49,7 @@ std::vector<std::string> sentences(const std::string& text) {
     std::string sentence = text.substr(begin, end - begin);
     std::replace(sentence.begin(), sentence.end(), '\n', ' ');
     const std::size_t start = sentence.find_first_not_of(' ');
-    if (start != std::string::npos) out.push_back(" " + sentence.substr(start));
+    if (start != std::string::npos) out.push_back(fmt::format(" {}", sentence.substr(start)));
     begin = end;
   }
   return out;
@@ -76,7 +76,7 @@ void add_candidates(Question& question, const std::vector<std::string>& words, s
   }
   for (const std::size_t slot : dice.shuffled(chosen.size())) {
     if (slot == 0) question.right = static_cast<int>(question.candidates.size());
-    question.candidates.push_back(tokenize(" " + words[chosen[slot]]));
+    question.candidates.push_back(tokenize(fmt::format(" {}", words[chosen[slot]])));
   }
 }
 
@@ -130,7 +130,7 @@ Document make_document(const std::string& filler, const Tokenizer& tokenize, con
   std::vector<Fact> facts;
   std::string list = "\n\nThe register:\n";
   for (std::size_t i = 0; i < kPairs; ++i) list += fmt::format("{}: {}\n", keys[i], values[i]);
-  facts.push_back({plan.first, list + "\n"});
+  facts.push_back({plan.first, fmt::format("{}\n", list)});
   const int room = (plan.last - plan.first) * 9 / 10;  // facts wait for the end of a sentence, and for each other
   for (std::size_t i = 0; i < n; ++i) {
     const int depth = static_cast<int>(i % kNeedleDepths);
