@@ -198,7 +198,9 @@ TEST(Retrieval, DocumentsHoldEveryFactInPlace) {
       const std::string fact = " The" + ask.substr(ask.find("the secret") + 3) + answer + ".";
       const std::size_t place = middle.find(fact);
       ASSERT_NE(place, std::string::npos) << fact;
-      if (q.depth > last_depth) EXPECT_GT(place, last_place);
+      if (q.depth > last_depth) {
+        EXPECT_GT(place, last_place);
+      }
       last_place = place;
       last_depth = q.depth;
     } else if (q.kind == "lookup") {
