@@ -82,6 +82,7 @@ class Usage(unittest.TestCase):
         for words, fragment in ((["run", "-m", "no.gguf", "-p", "x"], "no.gguf"), (["run", "-p", "x"], "-m MODEL.gguf"),
                                 (["calibrate", "-m", "no.gguf", "-f", "no.txt"], "no.gguf"), (["calibrate", "-m", "no.gguf"], "-f TEXT"),
                                 (["compare", "-m", "no.gguf", "-f", "no.txt"], "no.txt"), (["compare", "-m", "no.gguf"], "-f TEXT"),
+                                (["eval", "-m", "no.gguf", "-f", "no.txt"], "no.txt"), (["eval", "-m", "no.gguf"], "-f TEXT"),
                                 (["run", "-m", "no.gguf", "-p", "x", "--sink", "-1"], "counts tokens"),
                                 (["run", "-m", "no.gguf", "-p", "x", "--clip-k", "nan"], "share of coordinates"),
                                 (["run", "-m", "no.gguf", "-p", "x", "--mode", "fast"], "oscar, exact, delegate, stock")):
