@@ -9,7 +9,7 @@
 #include "llama/state_file.h"
 #include "oscar/base/half.h"
 #include "oscar/io/gguf.h"
-#include "oscar/method/importance.h"
+#include "oscar/attention/importance_collector.h"
 
 namespace oscar::testing {
 namespace {
