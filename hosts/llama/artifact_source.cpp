@@ -138,6 +138,15 @@ Recipe effective_recipe(const Artifact& artifact, const Config& config) {
   if (config.codec) recipe.codec = *config.codec;
   if (config.k_bits) recipe.k_bits = *config.k_bits;
   if (config.v_bits) recipe.v_bits = *config.v_bits;
+  // A setting that would change nothing is a misunderstanding, and must not pass for a measurement.
+  if (recipe.codec != "int2" && (config.clip_k || config.clip_v)) {
+    fail("clip_k and clip_v belong to codec int2, but this cache has codec {}: leave them out or choose codec int2",
+         recipe.codec);
+  }
+  if (recipe.codec != "spectral" && (config.k_bits || config.v_bits)) {
+    fail("k_bits and v_bits belong to codec spectral, but this cache has codec {}: leave them out or choose codec spectral",
+         recipe.codec);
+  }
   return recipe;
 }
 

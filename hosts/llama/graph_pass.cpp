@@ -283,8 +283,7 @@ std::string GraphPass::verify(KvBuffer& buffer) {
       if (const std::string what = difference(expected, layer.rope); !what.empty()) {
         return fmt::format(
             "layer {}: the artifact's key mean was made for another RoPE ({}); use the options the model was calibrated with, "
-            "or "
-            "OSCAR_K_MEAN=none",
+            "or OSCAR_CODEC=int2 with OSCAR_K_MEAN=none",
             layer.layer, what);
       }
     }

@@ -140,9 +140,9 @@ void KvBuffer::choose() {
     return;
   }
   artifact = choice.artifact;
-  recipe = effective_recipe(*artifact, config);
   if (config.mode != Mode::oscar) return;
   try {
+    recipe = effective_recipe(*artifact, config);
     for (const CacheLayer& layer : layers) codecs.push_back(make_codecs(*artifact->find(layer.layer), recipe));
   } catch (const std::exception& e) {
     codecs.clear();

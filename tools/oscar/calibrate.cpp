@@ -268,7 +268,8 @@ class Calibration {
     host.n_batch = host.n_ubatch = std::min(host.n_ubatch, host.n_batch);
     Context context(model, host);
     watch_interrupts();
-    feed(model, context, host.n_ubatch, run);
+    // llama.cpp rounds the context up, and a batch down to the context that was asked for.
+    feed(model, context, std::min(host.n_ubatch, static_cast<int>(llama_n_batch(context.get()))), run);
     checkpoint();
     run.peak_rss = peak_rss_bytes();
     return load_moments(moments_path_.string());
