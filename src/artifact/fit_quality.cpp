@@ -48,6 +48,7 @@ std::vector<double> key_noise(const Codec& codec, std::span<const HeadMoments> h
     for (Eigen::Index i = 0; i < keys.size(); ++i)
       keys.data()[i] = half_to_float(importance.sample_keys[static_cast<std::size_t>(i)]);
   }
+  pointers.reserve(rows.size());
   for (const MatrixF& keys : rows) pointers.push_back(&keys);
   const std::vector<MatrixF> decoded = round_trip(codec, pointers, heads.front().importance.sample_positions);
   std::vector<double> noise;

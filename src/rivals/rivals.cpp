@@ -23,7 +23,10 @@ struct Method {
 };
 
 // A step and an offset of 16 bit for every run of `group` of `n` values.
-double grid_bits(int n, int group) { return 32.0 * ((n + group - 1) / group) / n; }
+double grid_bits(int n, int group) {
+  const int grids = (n + group - 1) / group;
+  return 32.0 * grids / n;
+}
 
 double kvarn_bits(bool is_k, int dim, int bits) {
   // K: a grid per channel and page, a scale per token. V: a grid per token, a scale per channel and page.

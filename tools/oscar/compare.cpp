@@ -131,6 +131,7 @@ int compare(CompareOptions options) {
   Progress progress("comparing", static_cast<double>(total * all.size()), "tokens");
   std::size_t done = 0;
   std::vector<Contender*> order;
+  order.reserve(all.size());
   for (Contender& c : all) order.push_back(&c);
   ChunkPass pass;
   pass.from = from;

@@ -53,6 +53,7 @@ const Known* find(const std::string& name) {
 
 std::string method_names() {
   std::vector<std::string> names;
+  names.reserve(std::size(kOurs));
   for (const Known& known : kOurs) names.emplace_back(known.name);
   return fmt::format("{}", fmt::join(names, ","));
 }
