@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "method/synthetic_layer.h"
-#include "oscar/base/half.h"
 #include "oscar/attention/importance_collector.h"
+#include "oscar/base/half.h"
 
 namespace oscar::test {
 

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "io/scratch.h"
 #include "attention/attended_layer.h"
+#include "io/scratch.h"
 #include "oscar/io/safetensors.h"
 
 namespace oscar {

@@ -7,9 +7,9 @@
 
 #include "llama/harness.h"
 #include "llama/state_file.h"
+#include "oscar/attention/importance_collector.h"
 #include "oscar/base/half.h"
 #include "oscar/io/gguf.h"
-#include "oscar/attention/importance_collector.h"
 
 namespace oscar::testing {
 namespace {

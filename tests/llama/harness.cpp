@@ -201,7 +201,8 @@ std::string fitted_artifact(const ModelUnderTest& model) {
   std::string path = scratch.file(model.name + ".oscar.safetensors");
   if (std::filesystem::exists(path)) return path;
   const GgufModel description = describe_model(Gguf(model.path()));
-  const std::size_t tokens = model.n_full < model.n_layer ? 700 : 600;  // past the windows, ours and the model's, by more keys than a fit needs
+  const std::size_t tokens =
+      model.n_full < model.n_layer ? 700 : 600;  // past the windows, ours and the model's, by more keys than a fit needs
   const std::string file = scratch.file(model.name + ".moments.safetensors");
   const json begin = {{"do", "capture_begin"},
                       {"resume", ""},
