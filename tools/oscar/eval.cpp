@@ -492,9 +492,7 @@ int evaluate(EvalOptions options) {
   }
   if (tasks.kl && !options.allow_small)
     check_sample(static_cast<std::int64_t>(options.sequences) * (options.host.n_ctx - 1 - options.from));
-  std::vector<std::string> skipped;
-  std::vector<Method> methods = choose_methods(options.settings, options.methods, options.all, options.variants, skipped);
-  for (const std::string& sentence : skipped) fmt::print(stderr, "oscar: {}\n", sentence);
+  std::vector<Method> methods = choose_methods(options.settings, options.methods, options.all, options.variants);
   print_evaluation(Evaluation(std::move(options), tasks, std::move(methods), std::move(texts)).run(), format);
   return kOk;
 }
@@ -534,7 +532,7 @@ void add_eval(CommandLine& line) {
   command
       .option("--variant", options->variants, "KEY=VALUE[,...]", "one more method: these settings, as in compare; repeatable")
       ->allow_extra_args(false);
-  command.flag("--all", options->all, "other published methods too, those that this build can simulate");
+  command.flag("--all", options->all, "other published methods too, simulated");
   command.flag("--quick", options->quick, "1 sequence, 1 document, no continuations");
   command.option("--tasks", options->tasks, "NAME[,...]", "kl, retrieval, continuations");
   command.option("--sequences", options->sequences, "N", "sequences of -c tokens, 0 = 4, with --quick 1", "");

@@ -15,16 +15,14 @@ inline constexpr const char* kFloorMethod = "noise-floor";
 
 struct Method {
   std::string name;
-  std::string variant;    // "key=value,..."; empty: the settings as they are
-  bool optional = false;  // left out with a note when this build does not know it
-  Settings settings;      // filled by choose_methods
+  std::string variant;  // "key=value,..."; empty: the settings as they are
+  Settings settings;    // filled by choose_methods
 };
 
 // exact and the noise floor first, then the methods called `names` (comma-separated; empty: the default ones), then the rivals
-// when `rivals`, then one method per variant. Error for an unknown name or a wrong setting. `skipped` gets a sentence for each
-// optional method that this build does not know.
-std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool rivals,
-                                   const std::vector<std::string>& variants, std::vector<std::string>& skipped);
+// when `all`, then one method per variant. Error for an unknown name or a wrong setting.
+std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool all,
+                                   const std::vector<std::string>& variants);
 
 std::string method_names();  // for --help
 
