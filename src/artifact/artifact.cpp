@@ -149,7 +149,8 @@ LayerCodecs make_codecs(const LayerArtifact& layer, const Recipe& recipe) {
     if (recipe.codec == "spectral") {
       if (layer.spectral.empty()) {
         fail(
-            "the artifact has no spectral codec (it was converted, or calibrated before 0.2); calibrate again or use codec "
+            "the artifact has no spectral codec (it was converted, or calibrated by an older version); calibrate again or use "
+            "codec "
             "int2");
       }
       return {spectral_key_codec(layer, recipe), spectral_value_codec(layer, recipe)};

@@ -12,7 +12,6 @@
 namespace oscar {
 namespace {
 
-constexpr float kMinNorm = 1e-3F;
 constexpr double kNoVariance = 1e-12;  // of the keys' energy: below what binary16 keys can show, above binary64's rounding
 constexpr double kTinySigma = 1e-9;    // of the layer's largest: such a coordinate holds nothing
 // Steps of the best uniform quantisers of a unit Gaussian at 2, 4, 6, 8 bits: where the search starts.
@@ -84,7 +83,7 @@ MatrixF whitened_samples(const HeadImportance& head, const Rope& rope, const Vec
   const auto norm_coordinates = static_cast<float>((inverse_sigma.array() > 0.0F).count());
   for (Eigen::Index i = 0; i < z.rows(); ++i) {
     const float square = z.row(i).cwiseProduct(inverse_sigma).squaredNorm();
-    z.row(i) /= std::max(kMinNorm, std::sqrt(square / std::max(1.0F, norm_coordinates)));
+    z.row(i) /= std::max(kSpectralMinNorm, std::sqrt(square / std::max(1.0F, norm_coordinates)));
   }
   return z;
 }

@@ -59,6 +59,22 @@ class OffsetTurns {
   MatrixF cosine_, sine_;
 };
 
+// What the rows of `joint` hold beside the key, the same for all heads: [count, n_rot + 1] for positions first ...
+MatrixD joint_waves(const Rope& rope, std::int64_t first, std::int64_t count, int copy) {
+  const auto pairs = static_cast<Eigen::Index>(rope.theta().size());
+  MatrixD waves(count, 2 * pairs + 1);
+  for (Eigen::Index r = 0; r < count; ++r) {
+    const std::int64_t shown = first + r + (copy == 1 ? position_mix_offset(first + r, 0) : 0);
+    for (Eigen::Index pair = 0; pair < pairs; ++pair) {
+      const double angle = static_cast<double>(shown) * rope.theta()[size_of(pair)];
+      waves(r, pair) = rope.magnitude() * std::cos(angle);
+      waves(r, pairs + pair) = rope.magnitude() * std::sin(angle);
+    }
+    waves(r, 2 * pairs) = 1.0;
+  }
+  return waves;
+}
+
 }  // namespace
 
 // One KV head's part of the running sequence, and the scratch of a block. Rows of scratch matrices are padded to kLane.
@@ -67,9 +83,9 @@ struct ImportanceCollector::Sequence {
   std::vector<double> weight;           // [tokens] w_.j
   std::vector<std::vector<float>> vmv;  // [group][tokens] |W_o v_j|^2
 
-  Sequence(const LayerShape& shape, const Rope& rope, int head)
+  Sequence(const LayerShape& shape, std::shared_ptr<const OffsetTurns> turns, int head)
       : vmv(size_of(shape.n_head / shape.n_head_kv)),
-        turns_(rope),
+        turns_(std::move(turns)),
         kernels_(active_kernels()),
         group_(shape.n_head / shape.n_head_kv),
         kv_head_(head),
@@ -176,7 +192,7 @@ struct ImportanceCollector::Sequence {
     MatrixF turned(rows_, k_dim_);
     for (int copy = 0; has_rope && copy < 2; ++copy) {
       for (int r = 0; r < rows_; ++r) {
-        turns_.turn(position_mix_index(block_->first + r % n_, copy), scaled_.row(r).data(), k_dim_, turned.row(r).data());
+        turns_->turn(position_mix_index(block_->first + r % n_, copy), scaled_.row(r).data(), k_dim_, turned.row(r).data());
       }
       add(turned, 0.25F);
     }
@@ -193,39 +209,22 @@ struct ImportanceCollector::Sequence {
     return t;
   }
 
-  void add_joint(HeadImportance& head, const Rope& rope, std::int64_t begin, const std::vector<float>& token_weight) const {
-    constexpr Eigen::Index kRows = 128;
-    const auto pairs = static_cast<Eigen::Index>(rope.theta().size());
-    const int copies = pairs > 0 ? 2 : 1;
-    MatrixD a(kRows, head.joint.rows());
+  // Adds the keys at the rows of `waves` (see joint_waves()), turned on in copy 1.
+  void add_joint(HeadImportance& head, std::int64_t first, int copy, const MatrixD& waves, std::span<const float> token_weight,
+                 double share) const {
+    const auto count = static_cast<Eigen::Index>(token_weight.size());
+    MatrixD a(count, head.joint.rows());
     VectorF key(k_dim_);
     VectorF turned(k_dim_);
-    const auto end = begin + static_cast<std::int64_t>(token_weight.size());
-    for (std::int64_t first = begin; first < end; first += kRows) {
-      const Eigen::Index count = std::min<std::int64_t>(kRows, end - first);
-      for (int copy = 0; copy < copies; ++copy) {
-        for (Eigen::Index r = 0; r < count; ++r) {
-          const std::int64_t position = first + r;
-          kernels_.widen(keys.data() + position * k_dim_, k_dim_, key.data());
-          std::int64_t shown = position;
-          if (copy == 1) {
-            turns_.turn(position_mix_index(position, 0), key.data(), k_dim_, turned.data());
-            shown += position_mix_offset(position, 0);
-          }
-          a.row(r).head(k_dim_) = (copy == 1 ? turned : key).cast<double>();
-          for (Eigen::Index pair = 0; pair < pairs; ++pair) {
-            const double angle = static_cast<double>(shown) * rope.theta()[size_of(pair)];
-            a(r, k_dim_ + pair) = rope.magnitude() * std::cos(angle);
-            a(r, k_dim_ + pairs + pair) = rope.magnitude() * std::sin(angle);
-          }
-          a(r, k_dim_ + 2 * pairs) = 1.0;
-          a.row(r) *= std::sqrt(static_cast<double>(token_weight[size_of(position - begin)]) / copies);
-        }
-        head.joint.selfadjointView<Eigen::Lower>().rankUpdate(a.topRows(count).transpose());
-      }
+    for (Eigen::Index r = 0; r < count; ++r) {
+      const std::int64_t position = first + r;
+      kernels_.widen(keys.data() + position * k_dim_, k_dim_, key.data());
+      if (copy == 1) turns_->turn(position_mix_index(position, 0), key.data(), k_dim_, turned.data());
+      a.row(r).head(k_dim_) = (copy == 1 ? turned : key).cast<double>();
+      a.row(r).tail(waves.cols()) = waves.row(r);
+      a.row(r) *= std::sqrt(static_cast<double>(token_weight[size_of(r)]) * share);
     }
-    head.joint.triangularView<Eigen::StrictlyUpper>() = head.joint.transpose();
-    head.tokens += end - begin;
+    head.joint.selfadjointView<Eigen::Lower>().rankUpdate(a.transpose());
   }
 
   void clear() {
@@ -296,7 +295,7 @@ struct ImportanceCollector::Sequence {
     }
   }
 
-  OffsetTurns turns_;
+  std::shared_ptr<const OffsetTurns> turns_;  // of the layer
   const Kernels& kernels_;
   const Block* block_ = nullptr;
   int group_ = 1, kv_head_ = 0, n_ = 0, rows_ = 0;
@@ -322,11 +321,12 @@ ImportanceCollector::ImportanceCollector(LayerShape shape, ImportanceConfig conf
          metric_size);
   }
   const Eigen::Index joint = shape_.k_dim + 2 * static_cast<Eigen::Index>(rope_.theta().size()) + 1;
+  const auto turns = std::make_shared<const OffsetTurns>(rope_);
   for (int h = 0; h < shape_.n_head_kv; ++h) {
     HeadImportance& head = heads_.emplace_back();
     head.metric = MatrixD::Zero(shape_.k_dim, shape_.k_dim);
     head.joint = MatrixD::Zero(joint, joint);
-    running_.push_back(std::make_unique<Sequence>(shape_, rope_, h));
+    running_.push_back(std::make_unique<Sequence>(shape_, turns, h));
   }
 }
 
@@ -350,9 +350,23 @@ void ImportanceCollector::end_sequence() {
   const std::int64_t begin = config_.sink;
   const std::int64_t end = running_.front()->tokens() - config_.recent;  // keys that some query reads as codes
   std::vector<std::vector<float>> weights;
-  for (std::size_t h = 0; h < running_.size() && begin < end; ++h) {
-    weights.push_back(running_[h]->token_weights(begin, end));
-    running_[h]->add_joint(heads_[h], rope_, begin, weights.back());
+  for (std::size_t h = 0; h < running_.size() && begin < end; ++h) weights.push_back(running_[h]->token_weights(begin, end));
+  constexpr std::int64_t kRows = 128;
+  const int copies = rope_.theta().empty() ? 1 : 2;
+  for (std::int64_t first = begin; first < end; first += kRows) {
+    const std::int64_t count = std::min(kRows, end - first);
+    for (int copy = 0; copy < copies; ++copy) {
+      const MatrixD waves = joint_waves(rope_, first, count, copy);
+      for (std::size_t h = 0; h < running_.size(); ++h) {
+        const std::span part = std::span(weights[h]).subspan(size_of(first - begin), size_of(count));
+        running_[h]->add_joint(heads_[h], first, copy, waves, part, 1.0 / copies);
+      }
+    }
+  }
+  for (HeadImportance& head : heads_) {
+    if (begin >= end) break;
+    head.joint.triangularView<Eigen::StrictlyUpper>() = head.joint.transpose();
+    head.tokens += end - begin;
   }
   for (std::int64_t j = begin; j < end; ++j, ++seen_) {
     if (seen_ % stride_ == 0 && static_cast<std::int64_t>(heads_.front().sample_positions.size()) == config_.max_samples) {

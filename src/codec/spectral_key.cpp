@@ -14,7 +14,6 @@ namespace oscar {
 namespace {
 
 constexpr float kMaxInput = 0x1p40F;  // inputs beyond are clamped, so that sums of squares over a head stay finite
-constexpr float kMinNorm = 1e-3F;     // g0 of a row that is nothing but its mean
 constexpr double kMaxInverseError = 1e-2;
 
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
@@ -186,7 +185,7 @@ class SpectralKeyCodec final : public Codec {
       squares += r * r;
     }
     if (!std::isfinite(squares)) ++stats.saturated;  // the row decodes to its mean
-    const float norm = std::max(kMinNorm, std::sqrt(squares / static_cast<float>(std::max(1, head.norm_count))));
+    const float norm = std::max(kSpectralMinNorm, std::sqrt(squares / static_cast<float>(std::max(1, head.norm_count))));
     const float inverse_norm = 1.0F / norm;
     std::array<std::uint8_t, kMaxHeadDim> codes;
     float energy = 0.0F;

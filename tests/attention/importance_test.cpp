@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "attention/attended_layer.h"
+#include "method/same_importance.h"
 #include "oscar/base/error.h"
 
 namespace oscar {
@@ -122,17 +123,6 @@ struct Direct {
 };
 
 double distance(const MatrixD& a, const MatrixD& b) { return (a - b).norm() / b.norm(); }
-
-void expect_identical(const HeadImportance& a, const HeadImportance& b) {
-  EXPECT_EQ(a.metric, b.metric);
-  EXPECT_EQ(a.joint, b.joint);
-  EXPECT_EQ(a.pair_weight, b.pair_weight);
-  EXPECT_EQ(a.output_energy, b.output_energy);
-  EXPECT_EQ(a.tokens, b.tokens);
-  EXPECT_EQ(a.sample_keys, b.sample_keys);
-  EXPECT_EQ(a.sample_weights, b.sample_weights);
-  EXPECT_EQ(a.sample_positions, b.sample_positions);
-}
 
 struct Case {
   const char* name;
@@ -259,7 +249,7 @@ TEST_P(ImportanceOf, HeadRangesAndThreadsDoNotMatter) {
   }
   for (std::thread& thread : threads) thread.join();
   split.end_sequence();
-  for (std::size_t h = 0; h < 2; ++h) expect_identical(split.heads()[h], whole.heads()[h]);
+  for (std::size_t h = 0; h < 2; ++h) test::expect_identical(split.heads()[h], whole.heads()[h]);
 }
 
 AttendedLayer plain_layer(std::int64_t n, unsigned seed) {
@@ -365,10 +355,10 @@ TEST(Importance, MergeEqualsOneCollector) {
   }
   HeadImportance with_nothing = first;
   merge(with_nothing, none);
-  expect_identical(with_nothing, first);
+  test::expect_identical(with_nothing, first);
   HeadImportance from_nothing = none;
   merge(from_nothing, first);
-  expect_identical(from_nothing, first);
+  test::expect_identical(from_nothing, first);
   ImportanceCollector other(test::layer_shape(0, 4, 2, 32), kSmall, nullptr);
   EXPECT_THROW(merge(merged, other.heads()[0]), Error);
 }

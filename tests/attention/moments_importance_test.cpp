@@ -4,6 +4,7 @@
 
 #include "attention/attended_layer.h"
 #include "io/scratch.h"
+#include "method/same_importance.h"
 #include "oscar/io/safetensors.h"
 
 namespace oscar {
@@ -48,17 +49,6 @@ ModelMoments model(std::int64_t tokens, unsigned seed, bool importance = true) {
   return m;
 }
 
-void expect_equal(const HeadImportance& a, const HeadImportance& b) {
-  EXPECT_EQ(a.metric, b.metric);
-  EXPECT_EQ(a.joint, b.joint);
-  EXPECT_EQ(a.pair_weight, b.pair_weight);
-  EXPECT_EQ(a.output_energy, b.output_energy);
-  EXPECT_EQ(a.tokens, b.tokens);
-  EXPECT_EQ(a.sample_keys, b.sample_keys);
-  EXPECT_EQ(a.sample_weights, b.sample_weights);
-  EXPECT_EQ(a.sample_positions, b.sample_positions);
-}
-
 TEST(MomentsImportance, RoundTripIsExact) {
   const Scratch scratch;
   for (const std::int64_t tokens : {180, 10}) {  // 10: collected, but no key was read as a code
@@ -66,7 +56,7 @@ TEST(MomentsImportance, RoundTripIsExact) {
     save_moments(saved, scratch.path("a"));
     const ModelMoments loaded = load_moments(scratch.path("a"));
     ASSERT_EQ(loaded.layers.size(), 2U);
-    for (std::size_t h = 0; h < 2; ++h) expect_equal(loaded.layers[0][h].importance, saved.layers[0][h].importance);
+    for (std::size_t h = 0; h < 2; ++h) test::expect_identical(loaded.layers[0][h].importance, saved.layers[0][h].importance);
     EXPECT_EQ(loaded.layers[0][0].importance.tokens, std::max<std::int64_t>(0, tokens - 28));
     save_moments(loaded, scratch.path("b"));
     EXPECT_EQ(test::slurp(scratch.path("a")), test::slurp(scratch.path("b")));
@@ -146,7 +136,7 @@ TEST(MomentsImportance, MergesWithTheRest) {
   HeadImportance expected = merged.layers[0][1].importance;
   merge(expected, second.layers[0][1].importance);
   merge(merged, second);
-  expect_equal(merged.layers[0][1].importance, expected);
+  test::expect_identical(merged.layers[0][1].importance, expected);
   EXPECT_EQ(merged.layers[0][1].importance.tokens, 180 + 120 - 2 * 28);
 }
 

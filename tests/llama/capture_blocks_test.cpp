@@ -10,6 +10,7 @@
 
 #include "../../hosts/llama/capture.h"
 #include "llama/harness.h"
+#include "method/same_importance.h"
 #include "oscar/base/half.h"
 
 namespace oscar::testing {
@@ -141,16 +142,6 @@ std::shared_ptr<const std::vector<float>> output_metric() {
   return std::make_shared<const std::vector<float>>(std::move(values));
 }
 
-void expect_identical(const HeadImportance& a, const HeadImportance& b) {
-  EXPECT_EQ(a.metric, b.metric);
-  EXPECT_EQ(a.joint, b.joint);
-  EXPECT_EQ(a.pair_weight, b.pair_weight);
-  EXPECT_EQ(a.tokens, b.tokens);
-  EXPECT_EQ(a.sample_keys, b.sample_keys);
-  EXPECT_EQ(a.sample_weights, b.sample_weights);
-  EXPECT_EQ(a.sample_positions, b.sample_positions);
-}
-
 // What the collector is told of an event: blocks that end at multiples of 64 tokens, and everything that shapes the logits.
 TEST(CaptureBlocks, ImportanceIsTheCollectorsOfTheSameRows) {
   const Scratch scratch;
@@ -192,7 +183,7 @@ TEST(CaptureBlocks, ImportanceIsTheCollectorsOfTheSameRows) {
       if (metric) capture.set_output_metric(0, *metric);
       feed(capture, event, threads);
       const ModelMoments moments = saved(capture, scratch);
-      for (std::size_t h = 0; h < 3; ++h) expect_identical(moments.layers[0][h].importance, expected.heads()[h]);
+      for (std::size_t h = 0; h < 3; ++h) test::expect_identical(moments.layers[0][h].importance, expected.heads()[h]);
     }
   }
 }

@@ -43,6 +43,7 @@ namespace oscar {
 inline constexpr int kSpectralQuad = 4;    // coordinates that share a width
 inline constexpr int kSpectralSlots = 16;  // digits of a head are a multiple of it
 inline constexpr int kSpectralMaxWidth = 8;
+inline constexpr float kSpectralMinNorm = 1e-3F;  // least g0: of a row that is nothing but its mean
 
 struct SpectralKeyHead {
   MatrixF transform, inverse;        // T, T^-1 [D, D]
@@ -69,7 +70,7 @@ struct SpectralValueConfig {
 };
 std::unique_ptr<Codec> make_spectral_value_codec(SpectralValueConfig config);
 
-// Both codecs and the fit: a quantiser of 2^width levels with mid-rise steps. Index -> clamped code; `y` is value / step.
+// The quantiser of both codecs: 2^width levels with mid-rise steps; y is value / step.
 struct MidRise {
   int code = 0;
   bool saturated = false;
