@@ -3,7 +3,8 @@ MODEL ?= smollm2
 
 help:
 	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
-	@echo 'make eval [MODEL=...] [QUICK=1]                         set everything up, then measure what each codec costs in quality'
+	@echo 'make eval [MODEL=...] [QUICK=1|FULL=1]                  set everything up, then measure what each codec costs in quality'
+	@echo 'make table                                             the same in full for all models: the table of the README (a night)'
 	@echo 'make test                                              set everything up, then run all tests'
 	@echo 'make build                                             build the library, the plug-in and the oscar command'
 	@echo 'make clean                                             remove build/ (the cache directory stays)'
@@ -16,7 +17,12 @@ demo:
 eval:
 	scripts/setup demo '$(MODEL)'
 	scripts/build release -DOSCAR_TESTS=OFF
-	python3 scripts/eval.py '$(MODEL)' $(if $(QUICK),--quick)
+	python3 scripts/eval.py '$(MODEL)' $(if $(FULL),full,$(if $(QUICK),quick))
+
+table:
+	for model in smollm2 qwen0.5b qwen1.5b gemma270m; do scripts/setup demo $$model || exit 1; done
+	scripts/build release -DOSCAR_TESTS=OFF
+	python3 scripts/quality_table.py
 
 test:
 	scripts/setup test
@@ -29,4 +35,4 @@ build:
 clean:
 	rm -rf build
 
-.PHONY: help demo eval test build clean
+.PHONY: help demo eval table test build clean

@@ -28,9 +28,9 @@ ANSWER_TOKENS = 96
 STRICT = {**os.environ, "OSCAR_STRICT": "1"}
 
 
-def oscar(*words):
+def oscar(*words, **options):
     """Runs an `oscar` command with the terminal as its output."""
-    run([OSCAR, *words], env=STRICT)
+    run([OSCAR, *words], env=STRICT, **options)
 
 
 def document(model):
@@ -60,17 +60,17 @@ def calibrated(model, gguf):
     partial = artifact.with_name("partial-" + artifact.name)
     with tempfile.TemporaryDirectory() as folder:
         oscar("calibrate", "-m", gguf, "-f", CACHE / "texts" / "calibration.txt", "--tokens", CALIBRATION_TOKENS, "-o", partial,
-              "--moments", Path(folder) / "moments.safetensors")
+              "--moments", Path(folder) / "moments.safetensors", stdout=sys.stderr)
     partial.replace(artifact)
     return artifact
 
 
-def answer(gguf, artifact, body, question, mode, folder):
+def answer(gguf, artifact, body, question, mode, folder, **options):
     """Streams an answer; returns what `oscar run` measured."""
     stats = Path(folder) / f"{mode}.json"
     (Path(folder) / "document.txt").write_text(body)
     oscar("run", "-m", gguf, "-f", Path(folder) / "document.txt", "-p", question, "-n", ANSWER_TOKENS, "-c", CONTEXT, "--mode", mode,
-          "--oscar", artifact, "--stats-json", stats)
+          "--oscar", artifact, "--stats-json", stats, **options)
     return json.loads(stats.read_text())
 
 

