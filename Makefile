@@ -4,6 +4,7 @@ MODEL ?= smollm2
 help:
 	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
 	@echo 'make eval [MODEL=...] [QUICK=1]                         set everything up, then measure what each codec costs in quality'
+	@echo 'make zoo [MODEL=...]                                    set everything up, then make the artifacts and cards of docs/zoo again'
 	@echo 'make test                                              set everything up, then run all tests'
 	@echo 'make build                                             build the library, the plug-in and the oscar command'
 	@echo 'make clean                                             remove build/ (the cache directory stays)'
@@ -18,6 +19,12 @@ eval:
 	scripts/build release -DOSCAR_TESTS=OFF
 	python3 scripts/eval.py '$(MODEL)' $(if $(QUICK),--quick)
 
+zoo: MODEL = smollm2 qwen0.5b qwen1.5b gemma270m
+zoo:
+	for model in $(MODEL); do scripts/setup demo $$model || exit 1; done
+	scripts/build release -DOSCAR_TESTS=OFF
+	python3 scripts/zoo.py $(MODEL)
+
 test:
 	scripts/setup test
 	scripts/test
@@ -29,4 +36,4 @@ build:
 clean:
 	rm -rf build
 
-.PHONY: help demo eval test build clean
+.PHONY: help demo eval zoo test build clean
