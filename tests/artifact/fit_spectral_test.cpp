@@ -308,7 +308,9 @@ TEST(FitSpectral, WhitensAndOrders) {
     SCOPED_TRACE(dim);
     const Activations a = steep_layer(dim, 600, static_cast<unsigned>(dim), dim == 80 ? RopePairing::norm : RopePairing::neox);
     const Fitted f = fitted(a);
-    EXPECT_THAT(f.warnings, testing::IsEmpty());
+    // The more dimensions, the steeper: the last of more than 64 are lost in binary16, and that is said.
+    EXPECT_THAT(f.warnings, testing::Each(testing::HasSubstr("directions")));
+    EXPECT_EQ(f.warnings.empty(), dim == 64);
     expect_sound(f.layer.spectral, a.shape);
     double largest = 0;
     for (std::size_t h = 0; h < 2; ++h) {
