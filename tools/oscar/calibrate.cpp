@@ -20,6 +20,7 @@
 #include "settings.h"
 
 #if OSCAR_WITH_LLAMA
+#include "ggml.h"
 #include "output_metric.h"
 #include "session.h"
 #endif
@@ -97,6 +98,7 @@ struct Run {  // what the model run cost; zero when only fitting
   std::int64_t tokens = 0;
   std::uint64_t peak_rss = 0;
   std::set<std::int32_t> different;  // tokens fed
+  std::string ggml;                  // version that computed it
 };
 
 std::int64_t total_tokens(const ModelMoments& moments) {
@@ -192,6 +194,7 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
   FitReport report;
   Artifact artifact = fit(moments, fit_options(options), &report);
   if (options.host.n_ctx > 0 && run.tokens > 0) artifact.provenance["n_ctx"] = options.host.n_ctx;
+  if (!run.ggml.empty()) artifact.provenance["ggml"] = run.ggml;
   if (tokens < kRecommendedTokens) {
     report.warnings.push_back(fmt::format("{} tokens are few: {} or more give steadier rotations (-n, longer or more texts)",
                                           tokens, kRecommendedTokens));
@@ -328,6 +331,7 @@ class Calibration {
     feed(model, context, std::min(host.n_ubatch, static_cast<int>(llama_n_batch(context.get()))), run);
     checkpoint();
     run.peak_rss = peak_rss_bytes();
+    run.ggml = ggml_version();
     return load_moments(moments_path_.string());
   }
 

@@ -166,24 +166,26 @@ std::string expectation_section(const Artifact& artifact) {
 }
 
 std::string reproduction_section(const Artifact& artifact, const fs::path& path) {
-  std::string out;
+  std::string out, tool = "oscar " + artifact.tool_version;
+  const auto ggml = artifact.provenance.find("ggml");
+  if (ggml != artifact.provenance.end() && ggml->is_string()) tool += ", ggml " + ggml->get<std::string>();
   const auto command = artifact.provenance.find("command");
   if (command != artifact.provenance.end() && command->is_string()) {
     const std::string seconds = epoch(artifact.date);
     out += fmt::format("```\n{}{} -o {}\n```\n\n", seconds.empty() ? "" : "SOURCE_DATE_EPOCH=" + seconds + " ",
                        command->get<std::string>(), path.filename().string());
     out += fmt::format(
-        "With oscar {}, the files above and a processor with the same instruction sets, this gives the same bytes; without "
+        "With {}, the files above and a processor with the same instruction sets, this gives the same bytes; without "
         "SOURCE_DATE_EPOCH only the date differs, and with it both digests. Another instruction set rounds otherwise and gives "
         "slightly different numbers.\n\n",
-        artifact.tool_version);
+        tool);
   }
   Table table({"this file", "value"});
   table.add({"SHA-256", sha256_file(path)});
   table.add({"digest inside, which oscar checks and reports", artifact.digest});
   table.add({"bytes", fs::file_size(path)});
   table.add({"date", artifact.date});
-  table.add({"tool", "oscar " + artifact.tool_version});
+  table.add({"tool", tool});
   return out + table.markdown();
 }
 
