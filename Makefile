@@ -5,6 +5,7 @@ help:
 	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
 	@echo 'make eval [MODEL=...] [QUICK=1|FULL=1]                  set everything up, then measure what each codec costs in quality'
 	@echo 'make table                                             the same in full for all models: the table of the README (a night)'
+	@echo 'make zoo [MODEL=...]                                    set everything up, then make the artifacts and cards of docs/zoo again'
 	@echo 'make test                                              set everything up, then run all tests'
 	@echo 'make build                                             build the library, the plug-in and the oscar command'
 	@echo 'make clean                                             remove build/ (the cache directory stays)'
@@ -24,6 +25,12 @@ table:
 	scripts/build release -DOSCAR_TESTS=OFF
 	python3 scripts/quality_table.py
 
+zoo: MODEL = smollm2 qwen0.5b qwen1.5b gemma270m
+zoo:
+	for model in $(MODEL); do scripts/setup demo $$model || exit 1; done
+	scripts/build release -DOSCAR_TESTS=OFF
+	python3 scripts/zoo.py $(MODEL)
+
 test:
 	scripts/setup test
 	scripts/test
@@ -35,4 +42,4 @@ build:
 clean:
 	rm -rf build
 
-.PHONY: help demo eval table test build clean
+.PHONY: help demo eval table zoo test build clean

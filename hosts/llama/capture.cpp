@@ -1,15 +1,14 @@
 #include "capture.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "oscar/base/date.h"
 #include "oscar/base/error.h"
 #include "oscar/base/half.h"
 #include "oscar/version.h"
@@ -318,7 +317,7 @@ void Capture::save(const std::string& path) {
     base_ = std::move(session);
   }
   base_->sources = credited_sources();
-  base_->date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  base_->date = utc_date();
   base_->tool_version = version();
   save_moments(*base_, path);
   if (const std::uint64_t n = rejected_; n > 0)

@@ -463,6 +463,17 @@ nlohmann::json KvBuffer::statistics() const {
   j["exported_rows"] = c.exported_rows;
   j["shifted_rows"] = c.shifted_rows;
   j["saturated"] = c.k.saturated + c.v.saturated;
+  // Every layer codes as many rows as the others.
+  std::int64_t k_elements = 0, n_k = 0;
+  for (const auto& t : tensors) {
+    k_elements += t->is_k ? t->n_embd : 0;
+    n_k += t->is_k ? 1 : 0;
+  }
+  const auto values = [](std::uint64_t rows, std::int64_t all, std::int64_t n) {
+    return n == 0 ? 0 : rows / static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(all);
+  };
+  j["coded_values"] = values(c.k.rows, k_elements, n_k) +
+                      values(c.v.rows, elements - k_elements, static_cast<std::int64_t>(tensors.size()) - n_k);
   j["sanitised"] = c.k.sanitised + c.v.sanitised;
   double bits = 0;
   for (const LayerCodecs& codec : codecs) {

@@ -39,9 +39,9 @@ OSCAR_API const char* oscar_llama_configure(const char* json);
 //   captured_blocks, caches [{layers, sliding_window, cells, streams, cells_used, nominal_bytes, nominal_resident_bytes,
 //   code_bytes,
 //            exact_bytes, peak_exact_bytes, bookkeeping_bytes, resident_bytes, rows_written, window_misses, imported_rows,
-//            exported_rows, shifted_rows, saturated, sanitised, bits_per_element, bits_per_element_all, simulated}]
-//            (simulated: code_bytes and bits are what the rival would take, resident_bytes what its simulation takes)
-//            (freed ones first, then live ones, each in order of creation)
+//            exported_rows, shifted_rows, saturated, coded_values, sanitised, bits_per_element, bits_per_element_all,
+//            simulated}] (simulated: code_bytes and bits are what the rival would take, resident_bytes what its simulation
+//            takes) (freed ones first, then live ones, each in order of creation)
 //   refused: null or a sentence
 OSCAR_API const char* oscar_llama_stats(void);
 

@@ -12,8 +12,12 @@
 namespace oscar {
 namespace {
 
-constexpr double kNoVariance = 1e-12;  // of the keys' energy: below what binary16 keys can show, above binary64's rounding
-constexpr double kTinySigma = 1e-9;    // of the layer's largest: such a coordinate holds nothing
+constexpr double kNoVariance = 1e-12;     // of the keys' energy: below what binary16 keys can show, above binary64's rounding
+constexpr double kRankTolerance = 1e-12;  // eigenvalues of the metric below this share of the largest are rounding
+// Variance that rounding to binary16 leaves in a value, relative to its square: uniform within half a unit of the last of 11
+// bits.
+constexpr double kHalfRounding = 1.0 / (3.0 * (1 << 22));
+constexpr double kTinySigma = 1e-9;  // of the layer's largest: such a coordinate holds nothing
 // Steps of the best uniform quantisers of a unit Gaussian at 2, 4, 6, 8 bits: where the search starts.
 constexpr std::array<float, 4> kGaussianStep = {0.9957F, 0.3352F, 0.1041F, 0.0308F};
 constexpr int kStepTries = 33;  // factors 0.6 .. 2.2
@@ -36,6 +40,13 @@ Basis make_basis(const HeadImportance& head, const Rope& rope, const VectorD& pr
     warnings.push_back(what + ": no attention reached coded keys: its keys are measured by their plain squared error");
     metric.setIdentity();
   }
+  const VectorD directions = symmetric_eigen(metric).values;
+  if (const auto rank = (directions.array() > kRankTolerance * directions[dim - 1]).count(); rank < dim) {
+    warnings.push_back(
+        fmt::format("{}: its queries reach coded keys in {} of {} directions only: errors in the others are held small by "
+                    "the ridge alone",
+                    what, rank, dim));
+  }
   metric.diagonal().array() += kSpectralRidge * metric.trace() / static_cast<double>(dim);
   const Eigen2 m = symmetric_eigen(metric);
   const VectorD root = m.values.cwiseSqrt();
@@ -53,6 +64,13 @@ Basis make_basis(const HeadImportance& head, const Rope& rope, const VectorD& pr
   if (!(basis.sigma[0] * basis.sigma[0] * weight > kNoVariance * energy)) {
     warnings.push_back(what + ": its keys do not vary: they are stored as their mean");
     basis.sigma.setZero();
+    return basis;
+  }
+  const double rounding = kHalfRounding * head.joint.topLeftCorner(dim, dim).trace() / weight / static_cast<double>(dim);
+  const VectorD least = rounding * basis.transform.colwise().squaredNorm();
+  if (const auto rank = (basis.sigma.array().square() > least.array()).count(); rank < dim) {
+    warnings.push_back(fmt::format(
+        "{}: its keys vary in {} of {} directions, the others are within the rounding of a 16-bit cache", what, rank, dim));
   }
   return basis;
 }

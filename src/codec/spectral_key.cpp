@@ -60,6 +60,10 @@ void check_head(const SpectralKeyHead& head, int dim, int number) {
     wrong(fmt::format("its inverse transform is not the inverse (max |T T^-1 - I| = {:.2g}, allowed {:.0e})", error,
                       kMaxInverseError));
   }
+  const double spread = head.transform.cast<double>().norm() * head.inverse.cast<double>().norm() / dim;
+  if (!(spread <= kSpectralMaxSpread)) {
+    wrong(fmt::format("its transform is ill-conditioned (|T| |T^-1| / D = {:.3g}, allowed {})", spread, kSpectralMaxSpread));
+  }
 }
 
 Head stored_order(const SpectralKeyHead& in, int dim) {

@@ -174,6 +174,22 @@ TEST(Artifact, MetadataErrorsAreSentences) {
   EXPECT_THAT(error_of([&] { load_artifact(scratch.path("plain")); }), HasSubstr("not an OSCAR artifact"));
 }
 
+// Tensors of K under V's names and the other way round, under a digest that is right.
+TEST(Artifact, SwappedKeysAndValuesAreRefused) {
+  EXPECT_THAT(error_after(
+                  [](SafeTensors& file, nlohmann::json&) {
+                    std::swap(file.tensors.at("layers.2.k_rotation"), file.tensors.at("layers.2.v_rotation"));
+                  },
+                  true),
+              AllOf(HasSubstr("layer 2"), HasSubstr("k_rotation of head 0 is 8 x 8, not 16 x 16")));
+  EXPECT_THAT(error_after(
+                  [](SafeTensors&, nlohmann::json& metadata) {
+                    std::swap(metadata["recipe"]["k_objective"], metadata["recipe"]["v_objective"]);
+                  },
+                  true),
+              HasSubstr("k_objective 'sst_r_h_pbr' belongs to values"));
+}
+
 TEST(Artifact, ValidateNamesLayerAndCause) {
   const auto check = [](const std::function<void(Artifact&)>& spoil, const std::string& cause, bool names_layer = true) {
     Artifact artifact = sample_artifact();

@@ -308,7 +308,9 @@ TEST(FitSpectral, WhitensAndOrders) {
     SCOPED_TRACE(dim);
     const Activations a = steep_layer(dim, 600, static_cast<unsigned>(dim), dim == 80 ? RopePairing::norm : RopePairing::neox);
     const Fitted f = fitted(a);
-    EXPECT_THAT(f.warnings, testing::IsEmpty());
+    // The more dimensions, the steeper: the last of more than 64 are lost in binary16, and that is said.
+    EXPECT_THAT(f.warnings, testing::Each(testing::HasSubstr("directions")));
+    EXPECT_EQ(f.warnings.empty(), dim == 64);
     expect_sound(f.layer.spectral, a.shape);
     double largest = 0;
     for (std::size_t h = 0; h < 2; ++h) {
@@ -459,6 +461,10 @@ TEST(FitSpectral, KeysOfFewDimensionsAreCodedWell) {
     a.round_to_half();
     const Fitted f = fitted(a);
     expect_finite_codecs(f, a);
+    // Offsets of the position mix turn what was constant; without RoPE the rank is what it was made to be.
+    if (pairing == RopePairing::none) {
+      EXPECT_THAT(f.warnings, testing::Contains(testing::HasSubstr("layer 5 head 1: its keys vary in 8 of 64 directions")));
+    }
     EXPECT_LT(key_error(*make_codecs(f.layer, spectral_recipe()).k, a, f.layer, f.heads), 0.01);
   }
 }
@@ -483,7 +489,8 @@ TEST(FitSpectral, AOneDimensionalMetricStaysWellConditioned) {
     axis[40] = -30;
     heads[0].importance.metric = axis.transpose() * axis;
   });
-  EXPECT_THAT(f.warnings, testing::IsEmpty());
+  EXPECT_THAT(f.warnings,
+              testing::ElementsAre(testing::HasSubstr("layer 5 head 0: its queries reach coded keys in 1 of 64 directions")));
   expect_finite_codecs(f, a);
   EXPECT_GT(condition(f.layer.spectral.transform[0]), 0.9 * std::sqrt(1 + 64 / kSpectralRidge));
 }

@@ -186,6 +186,12 @@ TEST(SpectralArtifact, ValidateNamesLayerAndCause) {
   };
   check([](SpectralLayer& s) { s.transform[1](3, 3) = kNan; }, "spectral.transform holds NaN");
   check([](SpectralLayer& s) { s.inverse[0] *= 1.1F; }, "head 0: its inverse transform is not the inverse");
+  check(
+      [](SpectralLayer& s) {  // an inverse all right, but what passes through it loses 4 of 7 digits
+        s.transform[1].col(0) *= 3e3F;
+        s.inverse[1].row(0) /= 3e3F;
+      },
+      "head 1: its transform is ill-conditioned");
   check([](SpectralLayer& s) { s.mean(0, 0) = kNan; }, "spectral.mean holds NaN");
   check([](SpectralLayer& s) { s.inverse_sigma(1, 2) = -1.0F; }, "head 1: a sigma");
   check([](SpectralLayer& s) { s.step[0](0, 3) = 0.0F; }, "head 0: a step is not positive");

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli import SOURCE, WITH_LLAMA, oscar, qwen3_gguf
 
-COMMANDS = ["calibrate", "run", "exec", "compare", "eval", "inspect", "convert", "merge"]
+COMMANDS = ["calibrate", "run", "exec", "compare", "eval", "report", "card", "inspect", "convert", "merge"]
 
 
 class Help(unittest.TestCase):

@@ -6,7 +6,7 @@ import unittest
 import zipfile
 from pathlib import Path
 
-from cli import SHARED, oscar, qwen3_gguf
+from cli import SHARED, WITH_LLAMA, oscar, qwen3_gguf
 
 ZOO = SHARED / "data" / "rotationzoo" / "qwen3-4b-thinking-2507"
 K, V = ZOO / "k_rotation_qqt_r_h_pbr.pt", ZOO / "v_rotation_sst_r_h_pbr.pt"
@@ -80,6 +80,19 @@ class Convert(unittest.TestCase):
         self.refused(self.imported(model=other), "layer")
         qwen3_gguf(other, head_dim=64)
         self.refused(self.imported(model=other), "layer", "64")
+
+    @unittest.skipUnless(WITH_LLAMA, "built without llama.cpp")
+    def test_an_artifact_of_another_model_is_refused(self):
+        self.assertEqual(self.imported().returncode, 0)
+        text = self.folder / "text.txt"
+        text.write_text("Some text.")
+        other = self.folder / "other.gguf"
+        for difference in ({"layers": 40}, {"heads_kv": 4}, {"head_dim": 64}):
+            qwen3_gguf(other, **difference)
+            for command in (["compare", "-f", text], ["eval", "-f", text, "--allow-small"], ["run", "-p", "x"]):
+                done = oscar(*command, "-m", other, "--oscar", self.artifact)
+                self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+                self.assertIn("was calibrated for another model (Geometry of Qwen3-4B, qwen3), not for other.gguf", done.stderr)
 
     def test_a_damaged_file_is_refused(self):
         damaged = self.folder / "k.pt"

@@ -1,7 +1,11 @@
 """run, calibrate, merge and compare on a real model, SmolLM2-135M. Small sizes: this is about the command, not about quality."""
 import csv
+import hashlib
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -10,6 +14,7 @@ import unittest
 from pathlib import Path
 
 from cli import OSCAR, clean_environment, oscar
+from page import embedded, plots
 
 MODEL, SLIDING_MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"])
                                            for name in ("MODEL", "SLIDING_MODEL", "CALIBRATION", "TEXT"))
@@ -87,6 +92,15 @@ class Model(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("use longer sequences (-c)", done.stderr)
 
+    def test_b5_degenerate_text_is_warned_about_and_never_nan(self):
+        text, output = self.folder / "again.txt", self.folder / "again.oscar.safetensors"
+        text.write_text("Again and again. " * 4000)
+        done = oscar("calibrate", "-m", MODEL, "-f", text, *SIZE, "-o", output, "--format", "json", timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("different tokens", done.stderr)
+        self.assertNotRegex(done.stdout.lower(), r"\bnan\b|\binf\b|null")
+        self.assertTrue(json.loads(oscar("inspect", output, "-o", "json").stdout)["sound"])
+
     def test_merge_and_refit(self):
         doubled = self.folder / "doubled.moments.safetensors"
         done = oscar("merge", self.moments, self.moments, "-o", doubled)
@@ -99,6 +113,55 @@ class Model(unittest.TestCase):
         fitted = json.loads(done.stdout)
         self.assertEqual((fitted["run_tokens"], fitted["recipe"]["rotation"], fitted["recipe"]["k_mean"]), (0, "layer", "none"))
         self.assertEqual({row["rotations"] for row in json.loads(oscar("inspect", output, "-o", "json").stdout)["rows"]}, {1})
+
+    def test_report_shows_the_artifact(self):
+        page = self.folder / "report.html"
+        done = oscar("report", "--oscar", self.artifact, "-o", page)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = page.read_text()
+        self.assertIn(self.calibrated["digest"], text)
+        self.assertIn(self.calibrated["sources"][0]["sha256"], text)
+        (shown,) = json.loads(embedded(text))["artifacts"]
+        self.assertEqual([(h["layer"], h["head"]) for h in shown["heads"]], [(layer, head) for layer in range(30) for head in range(3)])
+        for rate, bits in enumerate((1.5, 2, 2.5, 3)):  # a layer's heads share what the rate gives
+            for layer in range(30):
+                of_layer = [int(d) for h in shown["heads"][3 * layer:3 * layer + 3] for d in h["widths"][rate]]
+                self.assertAlmostEqual(2 * sum(of_layer) / len(of_layer), bits, delta=0.17)
+        self.assertTrue(all(len(h["spectrum"]) == 64 and min(h["spectrum"]) > 0 for h in shown["heads"]))
+        noise = {}
+        for head in self.calibrated["heads"]:
+            sums = noise.setdefault(head["layer"], [0, 0, 0])
+            for i, key in enumerate(("key_noise", "key_noise_int2", "output_energy")):
+                sums[i] += head[key]
+        for layer in shown["layers"]:
+            ours, int2, output = noise[layer["layer"]]
+            self.assertAlmostEqual(layer["noise"], (ours / output) ** 0.5, delta=1e-3 * layer["noise"])
+            self.assertAlmostEqual(layer["int2"], (int2 / output) ** 0.5, delta=1e-3 * layer["int2"])
+        if shutil.which("node") is None:
+            return
+        charts = plots(text)
+        self.assertEqual(set(charts), {"error-0", "spectrum-0", "widths-0"})
+        self.assertEqual(len(charts["spectrum-0"]["data"]["datasets"]), 90)
+        drawn = {(run["y"], at): sets["label"] for sets in charts["widths-0"]["data"]["datasets"] for run in sets["data"] for at in range(*run["x"])}
+        self.assertEqual(drawn, {(f"{h['layer']}.{h['head']}", at): f"{2 * int(d)} bits" for h in shown["heads"] for at, d in enumerate(h["widths"][1])})
+
+    def test_the_card_says_how_to_make_the_same_bytes(self):
+        card = oscar("card", self.artifact, "--base-model", "someone/SmolLM2").stdout
+        sha256 = hashlib.sha256(self.artifact.read_bytes()).hexdigest()
+        for fragment in ('license: "apache-2.0"', 'base_model: "someone/SmolLM2"', self.calibrated["model_fingerprint"], self.calibrated["digest"],
+                         sha256, self.calibrated["sources"][0]["sha256"], self.calibrated["verdict"], "1300 tokens are few"):
+            self.assertIn(fragment, card)
+        sizes = re.findall(r"(?m)^\| spectral \| +([\d.]+) \| +([\d.]+) \|", card)
+        self.assertEqual(sizes, [("1.5", "1.625"), ("2", "2.125"), ("2.5", "2.625"), ("3", "3.125")])
+        environment, *command = shlex.split(re.search(r"(?m)^SOURCE_DATE_EPOCH=.*$", card).group())
+        again = self.folder / "again"
+        again.mkdir()
+        for file in (MODEL, CALIBRATION):
+            (again / file.name).symlink_to(file)
+        done = subprocess.run([OSCAR, *command[1:]], cwd=again, capture_output=True, text=True, timeout=600,
+                              env=clean_environment(**dict([environment.split("=")])))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(hashlib.sha256((again / self.artifact.name).read_bytes()).hexdigest(), sha256)
 
     def test_run_answers_from_the_coded_cache(self):
         document = self.folder / "document.txt"
@@ -168,6 +231,10 @@ class Model(unittest.TestCase):
         self.assertAlmostEqual(coded["bits_per_element"], 2.125)
         self.assertAlmostEqual(other_rates["bits_per_element"], 2.25 + 0.125)
         self.assertAlmostEqual(plain["bits_per_element"], 2.5)
+        # Counted and reported: what the quantiser had to clamp, a few per cent by design.
+        self.assertIsNone(r["base"]["saturated_share"])
+        self.assertTrue(all(0.01 < v["saturated_share"] < 0.08 for v in (coded, nearly_exact, other_rates)), r)
+        self.assertTrue(0 < plain["saturated_share"] < 0.2, plain)
 
     def test_compare_credits_the_right_cache(self):
         """A model with sliding-window layers has two caches per context; memory and bits are those of the coded one."""

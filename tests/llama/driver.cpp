@@ -168,6 +168,7 @@ class Driver {
     params.kv_unified = step.value("kv_unified", false);
     params.swa_full = step.value("swa_full", true);
     params.n_threads = params.n_threads_batch = threads_;
+    params.rope_freq_base = step.value("rope_freq_base", 0.0F);
     params.type_k = parse_type(step.value("type_k", "f16"));
     params.type_v = parse_type(step.value("type_v", "f16"));
     if (step.value("observe", false)) {

@@ -9,6 +9,8 @@
 #include <iterator>
 
 #include "llama/harness.h"
+#include "oscar/artifact/artifact.h"
+#include "oscar/method/rotation.h"
 
 namespace oscar::testing {
 namespace {
@@ -50,11 +52,59 @@ TEST_F(Refusal, NoArtifact) {
   EXPECT_NE(run.errors.find("missing.safetensors"), std::string::npos) << run.errors;
 }
 
-TEST_F(Refusal, ArtifactOfAnotherModel) {
-  const json script = {context({{"n_ctx", 512}}), decode(part(0, 1, 0, 20))};
-  const RunResult run =
-      run_driver(scratch_, smollm2(), script, {.mode = "oscar", .artifact = write_hadamard_artifact(scratch_, qwen05b())});
-  EXPECT_EQ(run.exit_code, 3) << run.errors;
+// Artifacts that must not be used: the program ends with a sentence that names what does not fit.
+class UnfitArtifact : public ::testing::Test {
+ protected:
+  void expect_refused(const std::string& artifact, const std::string& sentence, const json& fields = json::object(),
+                      const std::map<std::string, std::string>& environment = {}) const {
+    json settings = {{"n_ctx", 512}};
+    settings.update(fields);
+    const json script = {context(settings), decode(part(0, 1, 0, 20))};
+    const RunResult run =
+        run_driver(scratch_, smollm2(), script, {.mode = "oscar", .artifact = artifact, .environment = environment});
+    EXPECT_EQ(run.exit_code, 3) << run.errors;
+    EXPECT_NE(run.errors.find(sentence), std::string::npos) << run.errors;
+  }
+  Scratch scratch_;
+};
+
+TEST_F(UnfitArtifact, OfAnotherModel) {
+  expect_refused(write_hadamard_artifact(scratch_, qwen05b()), "was made for another model");
+}
+
+// As large a row as the model's, cut into other heads.
+TEST_F(UnfitArtifact, OfOtherHeads) {
+  const std::string path = write_hadamard_artifact(scratch_, smollm2());
+  Artifact artifact = load_artifact(path);
+  for (LayerArtifact& layer : artifact.layers) {
+    layer.shape.n_head = 2 * layer.shape.n_head;
+    layer.shape.n_head_kv = 2 * layer.shape.n_head_kv;
+    layer.shape.k_dim = layer.shape.v_dim = 32;
+    layer.k_rotation = layer.v_rotation = {hadamard(32).cast<float>()};
+  }
+  save_artifact(artifact, path);
+  expect_refused(path, "is for 6 KV heads of 32, the layer has 3 of 64");
+}
+
+TEST_F(UnfitArtifact, OfOtherRope) {
+  const std::map<std::string, std::string> spectral = {{"OSCAR_CODEC", "spectral"}};
+  expect_refused(fitted_artifact(smollm2()), "the artifact's key mean was made for another RoPE", {{"rope_freq_base", 5000.0}},
+                 spectral);
+}
+
+TEST_F(UnfitArtifact, Damaged) {
+  const std::string path = write_hadamard_artifact(scratch_, smollm2());
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-5, std::ios::end);
+  file.put('x');
+  file.close();
+  expect_refused(path, "it is damaged");
+}
+
+// What older versions wrote holds no spectral codec: it still serves int2, and says what to do when the other is asked for.
+TEST_F(UnfitArtifact, WithoutTheCodecAskedFor) {
+  expect_refused(write_hadamard_artifact(scratch_, smollm2()), "calibrate again", json::object(),
+                 {{"OSCAR_CODEC", "spectral"}});
 }
 
 TEST_F(Refusal, WrongSettingIsNamed) {

@@ -2,20 +2,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "cli.h"
+#include "fit_summary.h"
 #include "oscar/artifact/artifact.h"
+#include "oscar/base/date.h"
 #include "oscar/base/error.h"
 #include "oscar/io/gguf.h"
+#include "oscar/io/sha256.h"
 #include "oscar/method/moments.h"
 #include "output.h"
 #include "settings.h"
 
 #if OSCAR_WITH_LLAMA
-#include "oscar/io/sha256.h"
+#include "ggml.h"
 #include "output_metric.h"
 #include "session.h"
 #endif
@@ -36,6 +41,7 @@ struct CalibrateOptions {
 };
 
 constexpr std::int64_t kRecommendedTokens = 32768;
+constexpr std::size_t kFewDifferent = 200;  // 1000 tokens of prose or code have more
 [[maybe_unused]] constexpr int kSaveTokens = 4096;
 
 double parse_bits(const char* flag, const std::string& text) {
@@ -91,6 +97,8 @@ struct Run {  // what the model run cost; zero when only fitting
   double seconds = 0;
   std::int64_t tokens = 0;
   std::uint64_t peak_rss = 0;
+  std::set<std::int32_t> different;  // tokens fed
+  std::string ggml;                  // version that computed it
 };
 
 std::int64_t total_tokens(const ModelMoments& moments) {
@@ -100,31 +108,16 @@ std::int64_t total_tokens(const ModelMoments& moments) {
 }
 
 // Per layer for reading; json and csv carry every head.
-std::string layer_table(const FitReport& report) {
+std::string layer_table(const FitSummary& summary) {
   Table table(
       {"layer", "K noise %", "int2 %", "K error %", "V error %", "mean share %", "head overlap", "clip K", "clip V", "notes"});
-  for (std::size_t begin = 0; begin < report.rows.size();) {
-    std::size_t end = begin;
-    double k = 0, v = 0, mean = 0, overlap = 0, clip_k = 0, clip_v = 0, noise = 0, int2 = 0, output = 0;
+  for (const LayerExpectation& l : summary.layers) {
     std::string notes;
-    for (; end < report.rows.size() && report.rows[end].layer == report.rows[begin].layer; ++end) {
-      const FitReport::Row& row = report.rows[end];
-      k += row.k_error;
-      v += row.v_error;
-      mean += row.mean_share;
-      overlap += row.head_overlap;
-      clip_k += static_cast<double>(row.clip_k);
-      clip_v += static_cast<double>(row.clip_v);
-      noise += row.key_noise;
-      int2 += row.key_noise_int2;
-      output += row.output_energy;
-      if (!row.flag.empty()) notes += fmt::format("{}head {}: {}", notes.empty() ? "" : "; ", row.head, row.flag);
+    for (const WorriedHead& w : summary.worried) {
+      if (w.layer == l.layer) notes += fmt::format("{}head {}: {}", notes.empty() ? "" : "; ", w.head, w.why);
     }
-    const double n = static_cast<double>(end - begin);
-    const auto relative = [&](double energy) { return output > 0 ? 100 * std::sqrt(energy / output) : 0.0; };
-    table.add({report.rows[begin].layer, relative(noise), relative(int2), 100 * k / n, 100 * v / n, 100 * mean / n, overlap / n,
-               clip_k / n, clip_v / n, notes});
-    begin = end;
+    table.add({l.layer, 100 * l.key_noise.value_or(0), 100 * l.key_noise_int2.value_or(0), 100 * l.k_error, 100 * l.v_error,
+               100 * l.mean_share, l.head_overlap, l.clip_k, l.clip_v, notes});
   }
   return table.markdown();
 }
@@ -139,6 +132,61 @@ Table head_table(const FitReport& report) {
   return table;
 }
 
+std::string quoted(const std::string& word) {  // for a shell
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("._-+=:,@%").find(c) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      out += "'\\''";
+    } else {
+      out += c;
+    }
+  }
+  return out + "'";
+}
+
+// What makes this artifact again, but for the date. Moments do not depend on threads or on where a run was resumed.
+std::string reproducing_command(const CalibrateOptions& o, const ModelMoments& moments) {
+  const CalibrateOptions usual;
+  std::string out = "oscar calibrate";
+  const auto name = [](const std::string& path) { return quoted(fs::path(path).filename().string()); };
+  if (o.from_moments.empty()) {
+    out += " -m " + name(o.host.model);
+    for (const std::string& text : o.texts) out += " -f " + name(text);
+    out += fmt::format(" -n {} -c {} -ub {}", o.tokens, o.host.n_ctx, std::min(o.host.n_ubatch, o.host.n_batch));
+    if (moments.sources.size() != o.texts.size()) out += " --resume " + name(o.resume);  // which holds other texts
+    if (o.save_every != usual.save_every) out += fmt::format(" --save-every {}", o.save_every);
+  } else {
+    out += " --from-moments " + name(o.from_moments);
+  }
+  const auto add = [&out](const char* flag, const auto& value, const auto& normal) {
+    if (value != normal) out += fmt::format(" {} {}", flag, value);
+  };
+  add("--codec", o.codec, usual.codec);
+  add("--k-bits", o.k_bits, usual.k_bits);
+  add("--v-bits", o.v_bits, usual.v_bits);
+  add("--rotation", o.rotation, usual.rotation);
+  add("--k-mean", o.k_mean, usual.k_mean);
+  add("--v-mean", o.v_mean, usual.v_mean);
+  add("--objective-k", o.k_objective, usual.k_objective);
+  add("--objective-v", o.v_objective, usual.v_objective);
+  add("--clip-k", o.clip_k, usual.clip_k);
+  add("--clip-v", o.clip_v, usual.clip_v);
+  add("--group-size", o.group_size, usual.group_size);
+  add("--token-floor", o.token_floor, usual.token_floor);
+  return out;
+}
+
+void record_model_file(const std::string& path, Artifact& artifact) {
+  const std::optional<std::string> licence = Gguf(path).text("general.license");
+  artifact.provenance["model_file"] = {{"name", fs::path(path).filename().string()},
+                                       {"sha256", sha256_file(path)},
+                                       {"licence", licence ? nlohmann::json(*licence) : nlohmann::json()}};
+}
+
 int finish(const ModelMoments& moments, const CalibrateOptions& options, const fs::path& output,
            const std::string& moments_path, const Run& run) {
   const Format format = parse_format(options.format);
@@ -146,11 +194,22 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
   FitReport report;
   Artifact artifact = fit(moments, fit_options(options), &report);
   if (options.host.n_ctx > 0 && run.tokens > 0) artifact.provenance["n_ctx"] = options.host.n_ctx;
-  save_artifact(artifact, output);
+  if (!run.ggml.empty()) artifact.provenance["ggml"] = run.ggml;
   if (tokens < kRecommendedTokens) {
     report.warnings.push_back(fmt::format("{} tokens are few: {} or more give steadier rotations (-n, longer or more texts)",
                                           tokens, kRecommendedTokens));
   }
+  if (run.tokens >= 1024 && run.different.size() < kFewDifferent) {
+    report.warnings.push_back(
+        fmt::format("the texts hold only {} different tokens: what they do not say is not calibrated; use varied "
+                    "text",
+                    run.different.size()));
+  }
+  const FitSummary summary = summarise(report);
+  artifact.provenance["fit"] = to_json(summary);
+  artifact.provenance["command"] = reproducing_command(options, moments);
+  if (!options.host.model.empty()) record_model_file(options.host.model, artifact);
+  save_artifact(artifact, output);
   for (const std::string& warning : report.warnings) fmt::print(stderr, "oscar: warning: {}\n", warning);
   if (format == Format::csv) {
     print(head_table(report).csv());
@@ -188,7 +247,7 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
     print(out.dump(1) + "\n");
     return kOk;
   }
-  print(layer_table(report));
+  print(layer_table(summary));
   print(fmt::format("\nverdict: {}\n", report.verdict));
   print(fmt::format("\n{}: {} layers, {} tokens, digest {}\n", output.string(), artifact.layers.size(), tokens,
                     artifact.digest.substr(0, 16)));
@@ -272,6 +331,7 @@ class Calibration {
     feed(model, context, std::min(host.n_ubatch, static_cast<int>(llama_n_batch(context.get()))), run);
     checkpoint();
     run.peak_rss = peak_rss_bytes();
+    run.ggml = ggml_version();
     return load_moments(moments_path_.string());
   }
 
@@ -360,6 +420,7 @@ class Calibration {
         const std::vector<llama_token> part(sequence.begin() + at, sequence.begin() + std::min(n, at + step));
         run.seconds += context.decode(part, at, n - 1);
         run.tokens += static_cast<std::int64_t>(part.size());
+        run.different.insert(part.begin(), part.end());
         progress.update(static_cast<double>(std::min(target, fed_ + at + static_cast<std::int64_t>(part.size())) - already));
       }
       source->next += take;
@@ -401,6 +462,7 @@ int calibrate(CalibrateOptions options) {
   parse_format(options.format);
   fit_options(options);
   if (!options.from_moments.empty()) return fit_only(options);
+  utc_date();  // a wrong SOURCE_DATE_EPOCH is worth a word before an hour of work
   check(options.host);
   if (options.texts.empty()) fail("no text was named: use -f TEXT (prose or code like what the model will read)");
   if (options.tokens < 1) fail("-n {} makes no sense: a number of tokens", options.tokens);

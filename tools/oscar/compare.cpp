@@ -57,21 +57,25 @@ void print_result(const nlohmann::ordered_json& result, Format format) {
     print(result.dump(1) + "\n");
     return;
   }
-  Table table({"cache", "bits", "bits, all", "KV MiB", "f16 MiB", "KL mean", "±", "KL median", "KL 99 %", "KL max",
+  Table table({"cache", "bits", "bits, all", "clamped %", "KV MiB", "f16 MiB", "KL mean", "±", "KL median", "KL 99 %", "KL max",
                "same top %", "± %", "PPL", "PPL ratio", "± ratio", "t/s"});
   const auto& base = result["base"];
   const auto mib = [](const nlohmann::ordered_json& bytes) {
     return bytes.is_null() ? nlohmann::ordered_json() : nlohmann::ordered_json(bytes.get<double>() / 1048576.0);
   };
+  const auto percent = [](const nlohmann::ordered_json& share) {
+    return share.is_null() ? nlohmann::ordered_json() : nlohmann::ordered_json(100.0 * share.get<double>());
+  };
   const auto half = [](const nlohmann::ordered_json& ci, double scale) {
     return scale * (ci[1].get<double>() - ci[0].get<double>()) / 2.0;
   };
   const nlohmann::ordered_json none;
-  table.add({base["name"], base["bits_per_element"], base["bits_per_element_all"], mib(base["kv_bytes"]),
-             mib(base["kv_bytes_f16"]), none, none, none, none, none, none, none, base["ppl"], none, none, base["pp"]});
+  table.add({base["name"], base["bits_per_element"], base["bits_per_element_all"], percent(base["saturated_share"]),
+             mib(base["kv_bytes"]), mib(base["kv_bytes_f16"]), none, none, none, none, none, none, none, base["ppl"], none,
+             none, base["pp"]});
   for (const auto& v : result["variants"]) {
-    table.add({v["name"], v["bits_per_element"], v["bits_per_element_all"], mib(v["kv_bytes"]), mib(v["kv_bytes_f16"]),
-               v["kl_mean"], half(v["kl_mean_ci"], 1), v["kl_median"], v["kl_p99"], v["kl_max"],
+    table.add({v["name"], v["bits_per_element"], v["bits_per_element_all"], percent(v["saturated_share"]), mib(v["kv_bytes"]),
+               mib(v["kv_bytes_f16"]), v["kl_mean"], half(v["kl_mean_ci"], 1), v["kl_median"], v["kl_p99"], v["kl_max"],
                100.0 * v["same_top"].get<double>(), half(v["same_top_ci"], 100), v["ppl"], v["ppl_ratio"],
                half(v["ppl_ratio_ci"], 1), v["pp"]});
   }
@@ -97,6 +101,7 @@ nlohmann::ordered_json describe(const Contender& c, const CacheReport& cache, do
   out["kv_bytes_f16"] = or_null(cache.nominal_bytes, known);
   out["bits_per_element"] = or_null(cache.bits_per_element, known);
   out["bits_per_element_all"] = or_null(cache.bits_per_element_all, known);
+  out["saturated_share"] = cache.saturated_share ? nlohmann::ordered_json(*cache.saturated_share) : nlohmann::ordered_json();
   out["attention_served"] = or_null(c.served, known);
   out["attention_bypassed"] = or_null(c.bypassed, known);
   out["pp"] = c.seconds > 0 ? tokens / c.seconds : 0.0;
@@ -249,6 +254,9 @@ void add_compare(CommandLine& line) {
                    "KV cache at the end of the last chunk: resident, measured (codec sim:NAME: computed); all cells at 16 bit");
   command.json_key("bits_per_element, bits_per_element_all",
                    "coded rows alone; 16-bit windows included (16: not coded; null: no plug-in)");
+  command.json_key(
+      "saturated_share",
+      "of all coded values, those outside the code's range: clamped, and counted (null: nothing coded, or simulated)");
   command.json_key("attention_served, attention_bypassed, pp", "operations by OSCAR; that escaped it; tokens per second");
   command.json_key("kl_mean, kl_median, kl_p99, kl_max", "variants: nats");
   command.json_key("same_top, ppl_ratio", "variants: share of equal most likely tokens; perplexity over the base's");

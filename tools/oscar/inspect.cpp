@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "cli.h"
+#include "fit_summary.h"
 #include "oscar/artifact/artifact.h"
 #include "oscar/artifact/rotation_zoo.h"
 #include "oscar/base/error.h"
@@ -109,7 +110,13 @@ Finding inspect_artifact(const fs::path& path) {
   finding.facts["bytes_per_token_f16"] = plain_bytes;
   finding.facts["bits_per_element"] =
       plain_bytes > 0 ? 16.0 * static_cast<double>(coded_bytes) / static_cast<double>(plain_bytes) : 0.0;
-  finding.facts["provenance"] = artifact.provenance;
+  Json provenance = artifact.provenance;
+  if (const auto fit = fit_summary(artifact)) {
+    provenance.erase("fit");
+    finding.facts["verdict"] = fit->verdict;
+    finding.facts["fit"] = to_json(*fit);
+  }
+  finding.facts["provenance"] = provenance;
   finding.facts["date"] = artifact.date;
   finding.facts["tool_version"] = artifact.tool_version;
   finding.facts["digest"] = artifact.digest;
@@ -275,7 +282,9 @@ int inspect(const InspectOptions& options) {
     print(finding.layers.csv());
   } else {
     print(fmt::format("{}: {}, {}\n", path.string(), finding.kind, sound ? "sound" : "UNSOUND"));
-    for (const auto& [key, value] : finding.facts.items()) print(fmt::format("  {:<24}{}\n", key, fact_text(value)));
+    for (const auto& [key, value] : finding.facts.items()) {
+      if (key != "fit") print(fmt::format("  {:<24}{}\n", key, fact_text(value)));  // a table: see oscar card
+    }
     if (!finding.layers.empty()) print("\n" + finding.layers.markdown());
   }
   for (const std::string& problem : finding.problems) fmt::print(stderr, "oscar: error: {}\n", problem);
@@ -301,6 +310,7 @@ void add_inspect(CommandLine& line) {
   command.json_key("model, architecture, model_fingerprint, n_layer", "artifact, moments, gguf");
   command.json_key("bytes_per_token, bytes_per_token_f16, bits_per_element", "artifact: one coded token, all coded layers");
   command.json_key("provenance, date, tool_version, digest", "artifact");
+  command.json_key("verdict, fit", "artifact: what oscar calibrate expected: {verdict, layers[], worried[], warnings[]}");
   command.json_key("tokens, sources[]", "moments");
   command.json_key("objective, for, version, rotation, layers", "rotation (.pt)");
   command.json_key("n_ctx_train, bytes_per_token_f16, artifact", "gguf; artifact: path or null");

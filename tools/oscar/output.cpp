@@ -89,12 +89,55 @@ std::string Table::csv() const {
   return out;
 }
 
+std::string Table::html() const {
+  const auto numeric = [&](std::size_t column) {
+    return std::all_of(rows_.begin(), rows_.end(),
+                       [&](const auto& row) { return row[column].is_number() || row[column].is_null(); });
+  };
+  std::vector<std::string> tags;
+  std::string out = "<table><thead><tr>";
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    tags.emplace_back(numeric(i) ? "<td class=\"n\">" : "<td>");
+    out += fmt::format("<th{}>{}</th>", numeric(i) ? " class=\"n\"" : "", html_escaped(columns_[i]));
+  }
+  out += "</tr></thead><tbody>";
+  for (const auto& row : rows_) {
+    out += "<tr>";
+    for (std::size_t i = 0; i < columns_.size(); ++i) out += fmt::format("{}{}</td>", tags[i], html_escaped(cell(row[i])));
+    out += "</tr>";
+  }
+  return out + "</tbody></table>";
+}
+
 nlohmann::ordered_json Table::json() const {
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   for (const auto& row : rows_) {
     nlohmann::ordered_json object;
     for (std::size_t i = 0; i < columns_.size(); ++i) object[columns_[i]] = row[i];
     out.push_back(std::move(object));
+  }
+  return out;
+}
+
+std::string html_escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
   }
   return out;
 }

@@ -1,9 +1,10 @@
-// Results on stdout (Markdown, JSON or CSV from one description), progress on stderr.
+// Results on stdout (Markdown, JSON, CSV or HTML from one description), progress on stderr.
 #pragma once
 
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace oscar::cli {
@@ -18,6 +19,7 @@ class Table {
   void add(std::vector<nlohmann::ordered_json> row);
   [[nodiscard]] std::string markdown() const;  // aligned
   [[nodiscard]] std::string csv() const;
+  [[nodiscard]] std::string html() const;             // <table>, cells escaped
   [[nodiscard]] nlohmann::ordered_json json() const;  // array of objects keyed by the columns
   [[nodiscard]] bool empty() const { return rows_.empty(); }
 
@@ -26,9 +28,10 @@ class Table {
   std::vector<std::vector<nlohmann::ordered_json>> rows_;
 };
 
-std::string human_bytes(double bytes);      // "1.23 GiB"
-std::string human_seconds(double seconds);  // "1m 05s"
-void print(const std::string& text);        // stdout, flushed
+std::string html_escaped(std::string_view text);  // for elements and quoted attributes
+std::string human_bytes(double bytes);            // "1.23 GiB"
+std::string human_seconds(double seconds);        // "1m 05s"
+void print(const std::string& text);              // stdout, flushed
 
 // A bar with time left: rewritten in place on a terminal, else one line now and then, so that logs stay short.
 class Progress {

@@ -242,6 +242,9 @@ CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::si
       };
       report.bits_per_element = bits("bits_per_element");
       report.bits_per_element_all = bits("bits_per_element_all");
+      const std::uint64_t coded = counter(cache, "coded_values");
+      if (coded > 0 && !simulated)
+        report.saturated_share = static_cast<double>(counter(cache, "saturated")) / static_cast<double>(coded);
     }
   }
   return report;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,8 @@ struct CacheReport {
   std::uint64_t nominal_bytes = 0;   // what 16 bit takes for all cells
   std::uint64_t resident_bytes = 0;  // measured, windows and 16-bit layers included; simulated: what the rival would take
   double bits_per_element = 0, bits_per_element_all = 0;  // of the layers OSCAR serves; 16 when not coded, 0 when unknown
+  // Of all coded values, those outside the code's range (spectral: 2-5 % by design); nullopt: nothing coded, or simulated.
+  std::optional<double> saturated_share;
 };
 // `index`: which context of this process, in order of creation; `contexts`: how many there are.
 CacheReport cache_report(const nlohmann::json& stats, std::size_t index, std::size_t contexts);

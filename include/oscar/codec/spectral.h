@@ -43,6 +43,9 @@ namespace oscar {
 inline constexpr int kSpectralQuad = 4;    // coordinates that share a width
 inline constexpr int kSpectralSlots = 16;  // digits of a head are a multiple of it
 inline constexpr int kSpectralMaxWidth = 8;
+// ||T|| ||T^-1|| (Frobenius) may not exceed this times D: it bounds how much a rounding error can grow on the way through the
+// basis, and with it cond(T). A fit stays below 19 D whatever its data (kSpectralRidge in artifact/fit_spectral.h).
+inline constexpr double kSpectralMaxSpread = 32;
 inline constexpr float kSpectralMinNorm = 1e-3F;  // least g0: of a row that is nothing but its mean
 
 struct SpectralKeyHead {
@@ -58,8 +61,8 @@ struct SpectralKeyConfig {
   MatrixF mean_pre_rope;  // mu0 [n_head_kv, D] or empty; needs rope
   Rope rope;
 };
-// Throws Error on inconsistent shapes, widths that do not fit the format, non-finite values, or a T^-1 that is not T's
-// inverse (max |T T^-1 - I| > 1e-2).
+// Throws Error on inconsistent shapes, widths that do not fit the format, non-finite values, a T^-1 that is not T's inverse
+// (max |T T^-1 - I| > 1e-2), or a T beyond kSpectralMaxSpread.
 std::unique_ptr<Codec> make_spectral_key_codec(SpectralKeyConfig config);
 
 struct SpectralValueConfig {
