@@ -9,7 +9,9 @@
 //   stats      path; counters as JSON at exit and on SIGUSR1
 //   sink, recent, rollback     windows (64, 256, 64)
 //   k_mean (none|static|rope), v_mean (none|static), clip_k, clip_v,
-//   codec (spectral|int2|sim:NAME), k_bits, v_bits (1.5|2|2.5|3; spectral only)     override the artifact's recipe
+//   codec (spectral|int2|sim:NAME), k_bits, v_bits (1.5|2|2.5|3; spectral only),
+//   layer_bits (other rates for single layers, see oscar/codec/rates.h; spectral only)     override the artifact's recipe;
+//              k_bits and v_bits hold for all layers, also those that the artifact gives another rate
 //              sim:NAME simulates a rival (oscar/rivals/rivals.h): its accuracy, not its memory or speed
 //   log        0 errors and the configuration line (default 1), 2 every decision
 // and two hooks for measuring and testing, 0 or 1:

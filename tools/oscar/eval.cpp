@@ -170,8 +170,12 @@ class Evaluation {
     if (codec == "int2") {
       s.result.k_bits = s.result.v_bits = 2;
     } else if (codec == "spectral") {
-      s.result.k_bits = settings.k_bits.empty() ? artifact.recipe.k_bits : std::stod(settings.k_bits);
-      s.result.v_bits = settings.v_bits.empty() ? artifact.recipe.v_bits : std::stod(settings.v_bits);
+      Recipe recipe = artifact.recipe;
+      set_rates(recipe, given_rates(settings));
+      check_layer_bits(recipe, artifact);
+      const Rates rates = mean_rates(artifact, recipe);
+      s.result.k_bits = rates.k;
+      s.result.v_bits = rates.v;
       if (std::any_of(artifact.layers.begin(), artifact.layers.end(),
                       [](const LayerArtifact& layer) { return !layer.k_rotation.empty() && layer.spectral.empty(); })) {
         fail("{} has no spectral codec, which method {} needs: calibrate the model again", s.contender.artifact, s.result.name);
