@@ -49,12 +49,17 @@ OSCAR_API const char* oscar_llama_stats(void);
 
 // Moment capture (mode "capture"). model_json: {fingerprint, architecture, name, n_layer, sources: [{name, sha256, tokens}]}.
 OSCAR_API const char* oscar_llama_capture_begin(const char* model_json, const char* resume_path /* or NULL */);
-// Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
 // For the layers it is given for, before the first token: W_o^T W_o of each query head, [n_head, v_dim, v_dim] row-major, what
 // value errors of a head cost at the layer's output. Without it: identity.
 OSCAR_API const char* oscar_llama_capture_output_metric(int layer, const float* values, unsigned long long count);
+// Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
 OSCAR_API const char* oscar_llama_capture_sequence(void);
+// What has been read so far in all runs, [{name, sha256, tokens}], for those who read their sources in another order than
+// announced. Without it, tokens are credited to the announced sources one after the other.
+OSCAR_API const char* oscar_llama_capture_sources(const char* json);
 OSCAR_API const char* oscar_llama_capture_save(const char* path);
+// Frees the moments; no context may be left.
+OSCAR_API const char* oscar_llama_capture_end(void);
 
 #ifdef __cplusplus
 }

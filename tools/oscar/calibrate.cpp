@@ -243,7 +243,14 @@ class Calibration {
   Calibration(const CalibrateOptions& options, fs::path moments_path)
       : options_(options), moments_path_(std::move(moments_path)), description_(describe_model(Gguf(options.host.model))) {}
 
-  ModelMoments collect(Run& run) {
+  // The moments are in the file afterwards, and nothing of the run is left in memory.
+  void collect(Run& run) {
+    run_model(run);
+    Plugin::capture_end();
+  }
+
+ private:
+  void run_model(Run& run) {
     std::vector<TextSource> done;
     if (!options_.resume.empty()) done = resumed_sources();
     Plugin::start(true, options_.host.verbose);
@@ -272,10 +279,8 @@ class Calibration {
     feed(model, context, std::min(host.n_ubatch, static_cast<int>(llama_n_batch(context.get()))), run);
     checkpoint();
     run.peak_rss = peak_rss_bytes();
-    return load_moments(moments_path_.string());
   }
 
- private:
   void give_output_metrics() const {
     const Gguf file(options_.host.model);
     std::vector<int> missing;
@@ -301,14 +306,18 @@ class Calibration {
     return moments.sources;
   }
 
-  nlohmann::json model_json() const {
+  nlohmann::json sources_json() const {
     nlohmann::json sources = nlohmann::json::array();
     for (const TextSource& s : all_sources()) sources.push_back({{"name", s.name}, {"sha256", s.sha256}, {"tokens", s.tokens}});
+    return sources;
+  }
+
+  nlohmann::json model_json() const {
     return {{"fingerprint", description_.fingerprint},
             {"architecture", description_.architecture},
             {"name", description_.name},
             {"n_layer", description_.n_layer},
-            {"sources", sources}};
+            {"sources", sources_json()}};
   }
 
   std::vector<TextSource> all_sources() const {
@@ -374,12 +383,8 @@ class Calibration {
 
   // Whole sequences only, so that going on from the file equals never having stopped.
   void checkpoint() {
-    const std::string partial = moments_path_.string() + ".partial";
-    Plugin::capture_save(partial);
-    ModelMoments moments = load_moments(partial);
-    moments.sources = all_sources();  // what was really fed, known only now
-    save_moments(moments, moments_path_.string());
-    fs::remove(partial);
+    Plugin::capture_sources(sources_json());  // what was really fed, known only now
+    Plugin::capture_save(moments_path_.string());
     saved_ = fed_;
   }
 
@@ -420,8 +425,8 @@ int calibrate(CalibrateOptions options) {
     moments_path = stem + ".moments.safetensors";
   }
   Run run;
-  const ModelMoments moments = Calibration(options, moments_path).collect(run);
-  return finish(moments, options, output, moments_path.string(), run);
+  Calibration(options, moments_path).collect(run);
+  return finish(load_moments(moments_path.string()), options, output, moments_path.string(), run);
 }
 
 #else
