@@ -60,7 +60,7 @@ def simulated(gguf, artifact, text, context):
     say("oscar compare: the simulations")
     variants = [word for name in TYPES for word in ("--variant", f"codec=sim:{name}")]
     line = [OSCAR, "compare", "-m", gguf, "-f", text, "-c", context, "--chunks", 1, "--from", context // 2, "--oscar", artifact,
-            "--sink", 0, "--recent", 1, "--mode-b", "exact", *variants, "-o", "json"]
+            "--sink", 0, "--recent", 1, *variants, "-o", "json"]
     done = subprocess.run([str(word) for word in line], stdout=subprocess.PIPE, text=True, env=STRICT)
     if done.returncode != 0:
         raise Failure(f"oscar compare failed with status {done.returncode}, see above")
