@@ -143,9 +143,10 @@ Recipe effective_recipe(const Artifact& artifact, const Config& config) {
          recipe.codec);
   }
   if (recipe.codec != "spectral" && config.rates.any()) {
-    fail("k_bits, v_bits and layer_bits belong to codec spectral, but this cache has codec {}: leave them out or choose codec "
-         "spectral",
-         recipe.codec);
+    fail(
+        "k_bits, v_bits and layer_bits belong to codec spectral, but this cache has codec {}: leave them out or choose codec "
+        "spectral",
+        recipe.codec);
   }
   check_layer_bits(recipe, artifact);
   return recipe;

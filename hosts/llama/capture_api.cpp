@@ -13,7 +13,8 @@
 namespace oscar::llama {
 namespace {
 
-// Lives until oscar_llama_capture_end() or for ever: a thread of llama.cpp's pool may still be inside the sink when a host exits.
+// Lives until oscar_llama_capture_end() or for ever: a thread of llama.cpp's pool may still be inside the sink when a host
+// exits.
 std::unique_ptr<Capture>& instance() {
   static auto* capture = new std::unique_ptr<Capture>;
   return *capture;

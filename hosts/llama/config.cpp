@@ -17,9 +17,9 @@ constexpr std::array<std::pair<std::string_view, Mode>, 5> kModes = {{{"oscar", 
                                                                       {"capture", Mode::capture},
                                                                       {"off", Mode::off}}};
 
-constexpr std::array<std::string_view, 18> kKeys = {"mode",   "artifact", "strict",     "stats",  "sink",   "recent",
-                                                    "rollback", "k_mean", "v_mean",     "clip_k", "clip_v", "codec",
-                                                    "k_bits", "v_bits",   "layer_bits", "log",    "check",  "perturb_q"};
+constexpr std::array<std::string_view, 18> kKeys = {"mode",     "artifact", "strict",     "stats",  "sink",   "recent",
+                                                    "rollback", "k_mean",   "v_mean",     "clip_k", "clip_v", "codec",
+                                                    "k_bits",   "v_bits",   "layer_bits", "log",    "check",  "perturb_q"};
 
 std::mutex& mutex() {
   static std::mutex m;

@@ -24,16 +24,16 @@ std::optional<float> optional_float(const nlohmann::json& json, const char* key,
 
 nlohmann::json to_json(const Recipe& recipe) {
   nlohmann::json json = {{"codec", recipe.codec},
-          {"k_bits", recipe.k_bits},
-          {"v_bits", recipe.v_bits},
-          {"k_mean", to_string(recipe.k_mean)},
-          {"v_mean", to_string(recipe.v_mean)},
-          {"k_objective", recipe.k_objective},
-          {"v_objective", recipe.v_objective},
-          {"per_head", recipe.per_head},
-          {"group_size", recipe.group_size},
-          {"clip_k", optional_number(recipe.clip_k)},
-          {"clip_v", optional_number(recipe.clip_v)}};
+                         {"k_bits", recipe.k_bits},
+                         {"v_bits", recipe.v_bits},
+                         {"k_mean", to_string(recipe.k_mean)},
+                         {"v_mean", to_string(recipe.v_mean)},
+                         {"k_objective", recipe.k_objective},
+                         {"v_objective", recipe.v_objective},
+                         {"per_head", recipe.per_head},
+                         {"group_size", recipe.group_size},
+                         {"clip_k", optional_number(recipe.clip_k)},
+                         {"clip_v", optional_number(recipe.clip_v)}};
   if (!recipe.layer_bits.empty()) json["layer_bits"] = to_text(recipe.layer_bits);
   return json;
 }

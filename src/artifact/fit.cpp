@@ -298,9 +298,8 @@ void conclude_by_noise(FitReport& report, const Artifact& artifact, const ModelM
   const std::string but = flag.empty() ? why : fmt::format("{}; {}", why, flag);
   report.go = useless.empty();
   if (!useless.empty()) {
-    report.verdict =
-        fmt::format("no-go: even with {} bits for K the noise stays over {:.0f} % in layers {}; {}", kSpectralRates.back(),
-                    100 * kUselessNoise, fmt::join(useless, ", "), but);
+    report.verdict = fmt::format("no-go: even with {} bits for K the noise stays over {:.0f} % in layers {}; {}",
+                                 kSpectralRates.back(), 100 * kUselessNoise, fmt::join(useless, ", "), but);
   } else if (!high.empty()) {
     report.verdict = fmt::format("go, with care: {}; even with {} bits for K it stays over {:.0f} % in layers {}", but,
                                  kSpectralRates.back(), 100 * kHighNoise, fmt::join(high, ", "));

@@ -44,11 +44,11 @@ MatrixD joint_waves(const Rope& rope, std::int64_t first, std::int64_t count, in
 
 // What one thread needs for one block; its size depends on the block and the sequence, not on the layer or head.
 struct Workspace {
-  struct Rows {                      // of one query head; rows are the block's tokens, padded to kLane or kPanel
-    MatrixF scaled, outputs, mapped;  // q with the softmax scale [n, D]; o [n, Dv]; W_o^T W_o o [n, Dv]
-    FloatBuffer exponentials;         // [tiles][n][kTile] exp(logit - tile_max)
-    std::vector<float> tile_max;      // [tiles][n] the largest logit up to this tile
-    std::vector<float> max, sum;      // [n]
+  struct Rows {                                // of one query head; rows are the block's tokens, padded to kLane or kPanel
+    MatrixF scaled, outputs, mapped;           // q with the softmax scale [n, D]; o [n, Dv]; W_o^T W_o o [n, Dv]
+    FloatBuffer exponentials;                  // [tiles][n][kTile] exp(logit - tile_max)
+    std::vector<float> tile_max;               // [tiles][n] the largest logit up to this tile
+    std::vector<float> max, sum;               // [n]
     Eigen::ArrayXf output_norm, query_weight;  // [n] |W_o o|^2, w_i.
   };
   std::vector<Rows> rows;
@@ -261,7 +261,8 @@ class ImportanceCollector::BlockPass {
           float* p = rows.exponentials.data() + (begin / kTile * n_ + t) * kTile;
           std::fill_n(p, from, 0.0F);
           std::fill(p + to, p + kTile, 0.0F);
-          const float factor = std::exp(rows.tile_max[size_of(begin / kTile * n_ + t)] - rows.max[size_of(t)]) / rows.sum[size_of(t)];
+          const float factor =
+              std::exp(rows.tile_max[size_of(begin / kTile * n_ + t)] - rows.max[size_of(t)]) / rows.sum[size_of(t)];
           rows.query_weight[t] += add_pairs(p, factor, heads_[i].value_norm.data() + begin,
                                             w_.cross.data() + std::ptrdiff_t{t} * kTile, rows.output_norm[t], column.data());
         }

@@ -10,9 +10,7 @@ namespace {
 
 constexpr const char* kForm = "use LAYERS:RATE[,...], as in 0:3,1:3/2.5,5-7:k3, or none";
 
-[[noreturn]] void refuse(std::string_view entry, const std::string& why) {
-  fail("layer_bits: '{}' {}; {}", entry, why, kForm);
-}
+[[noreturn]] void refuse(std::string_view entry, const std::string& why) { fail("layer_bits: '{}' {}; {}", entry, why, kForm); }
 
 int layer_number(std::string_view text, std::string_view entry) {
   int number = -1;
@@ -112,7 +110,7 @@ std::string to_text(std::span<const LayerRates> layers) {
     if (!text.empty()) text += ',';
     text += fmt::format("{}", layers[i].layer);
     if (j > i + 1) text += fmt::format("-{}", layers[j - 1].layer);
-    text += ":" + rate_text(layers[i]);
+    text += fmt::format(":{}", rate_text(layers[i]));
     i = j;
   }
   return text.empty() ? "none" : text;

@@ -69,7 +69,8 @@ class LayerTensors {
     const auto& positions = heads_.front().sample_positions;
     const auto n = static_cast<std::int64_t>(positions.size());
     for (const HeadMoments& head : heads_) {
-      if (head.sample_positions != positions || head.tokens != heads_.front().tokens || head.queries != heads_.front().queries) {
+      if (head.sample_positions != positions || head.tokens != heads_.front().tokens ||
+          head.queries != heads_.front().queries) {
         fail("layer {}: its heads saw different tokens, so its moments cannot be saved", shape_.layer);
       }
       for_each_sum(head, shape_, [&](const char* name, const auto& member, int rows, int cols) {
@@ -80,7 +81,8 @@ class LayerTensors {
     }
     for_each_sum(heads_.front(), shape_, [&](const char* name, const auto& first, int rows, int cols) {
       using Member = std::remove_cvref_t<decltype(first)>;
-      const auto shape = rows == 0 ? std::vector<std::int64_t>{n_heads_, cols} : std::vector<std::int64_t>{n_heads_, rows, cols};
+      const auto shape =
+          rows == 0 ? std::vector<std::int64_t>{n_heads_, cols} : std::vector<std::int64_t>{n_heads_, rows, cols};
       add(name, "F64", shape, [name, this_shape = &shape_](const ByteSink& sink, const HeadMoments& head) {
         for_each_sum(head, *this_shape, [&](const char* other, const auto& member, int, int) {
           if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, Member>) {
@@ -89,7 +91,8 @@ class LayerTensors {
         });
       });
     });
-    add("sst_weight", "F64", {n_heads_}, [](const ByteSink& sink, const HeadMoments& head) { give(sink, &head.sst_weight, 1); });
+    add("sst_weight", "F64", {n_heads_},
+        [](const ByteSink& sink, const HeadMoments& head) { give(sink, &head.sst_weight, 1); });
     add("k_samples", "F16", {n_heads_, n, shape_.k_dim},
         [](const ByteSink& sink, const HeadMoments& head) { give_halves(sink, head.k_samples); });
     add("v_samples", "F16", {n_heads_, n, shape_.v_dim},
@@ -138,8 +141,10 @@ class LayerTensors {
                     }});
   }
   void add_once(std::string_view name, const std::vector<std::int32_t>& values) {
-    out_.push_back({tensor_name(shape_.layer, name), "I32", {static_cast<std::int64_t>(values.size())},
-                    [&values](const ByteSink& sink) { give(sink, values.data(), values.size()); }});
+    out_.push_back(
+        {tensor_name(shape_.layer, name), "I32", {static_cast<std::int64_t>(values.size())}, [&values](const ByteSink& sink) {
+           give(sink, values.data(), values.size());
+         }});
   }
 
   const LayerShape& shape_;

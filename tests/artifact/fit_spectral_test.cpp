@@ -557,7 +557,8 @@ std::vector<HeadMoments> with_noise(const Activations& a, double bits, double re
   const Fitted f = fitted(a);
   double noise = 0;
   for (const HeadQuality& head : measure(f.layer, spectral_recipe(bits), f.heads)) noise += head.key_noise;
-  for (HeadMoments& head : heads) head.importance.output_energy = noise / (relative * relative) / static_cast<double>(heads.size());
+  for (HeadMoments& head : heads)
+    head.importance.output_energy = noise / (relative * relative) / static_cast<double>(heads.size());
   return heads;
 }
 

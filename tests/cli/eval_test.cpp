@@ -146,7 +146,8 @@ TEST(Report, ToolsCountChoicesAndAnswers) {
   other.name = "x";
   base.chats.emplace_back();
   other.chats.emplace_back();
-  for (int i = 0; i < 20; ++i) {  // exact is always right; the other calls the right function, with the right code half of the time
+  for (int i = 0; i < 20;
+       ++i) {  // exact is always right; the other calls the right function, with the right code half of the time
     frame.calls[0].push_back({2, 8, 1, 6});
     base.chats[0].push_back({{2, 0.9}, {1, 0.8}, {5, 6}, true, true, true});
     const bool right = i % 2 == 0;

@@ -62,7 +62,8 @@ TEST(ToolChat, HoldsWhatIsAskedFor) {
   for (const std::size_t longest : {std::size_t{99}, std::size_t{3}}) {
     Letters letters(longest);
     const int size = longest == 3 ? 9000 : 6000;
-    const ToolChat chat = make_tool_chat(render, [&](const std::string& t) { return letters(t); }, plan_of(size));
+    const ToolChat chat = make_tool_chat(
+        render, [&](const std::string& t) { return letters(t); }, plan_of(size));
     EXPECT_LE(chat.tokens.size(), static_cast<std::size_t>(size));
     EXPECT_GT(chat.tokens.size(), static_cast<std::size_t>(size) - 200);
     const std::string text = letters.text(chat.tokens);
@@ -80,7 +81,7 @@ TEST(ToolChat, HoldsWhatIsAskedFor) {
     std::map<std::string, int> functions;
     std::set<int> slots;
     for (const CallRequest& r : chat.requests) {
-      const nlohmann::json call = nlohmann::json::parse(r.call);
+      const auto call = nlohmann::ordered_json::parse(r.call);
       ++functions[call["name"]];
       slots.insert(r.function.right);
       const std::string ask = letters.text(r.ask);
@@ -120,8 +121,14 @@ TEST(ToolChat, HoldsWhatIsAskedFor) {
         EXPECT_TRUE(asked.starts_with(ask));
       }
     }
-    EXPECT_EQ(functions, (std::map<std::string, int>{{"add_contact", 1}, {"book_table", 1}, {"cancel_table", 7}, {"find_route", 1},
-                                                     {"get_weather", 1}, {"play_music", 1}, {"send_parcel", 7}, {"set_alarm", 1}}));
+    EXPECT_EQ(functions, (std::map<std::string, int>{{"add_contact", 1},
+                                                     {"book_table", 1},
+                                                     {"cancel_table", 7},
+                                                     {"find_route", 1},
+                                                     {"get_weather", 1},
+                                                     {"play_music", 1},
+                                                     {"send_parcel", 7},
+                                                     {"set_alarm", 1}}));
     EXPECT_GE(slots.size(), 4U);  // answers in the same slot could be guessed
   }
 }

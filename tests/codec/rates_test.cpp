@@ -30,9 +30,9 @@ TEST(LayerRates, EveryFormIsRead) {
 }
 
 TEST(LayerRates, TextIsTheShortestThatReadsTheSame) {
-  for (const auto& [given, text] : {std::pair("2:3,0:3,1:3", "0-2:3"), std::pair("0:k3,0:v3", "0:3"),
-                                    std::pair("0-3:k2.5,2:v3", "0-1:k2.5,2:2.5/3,3:k2.5"), std::pair("4:v1.5,6:v1.5", "4:v1.5,6:v1.5"),
-                                    std::pair("none", "none")}) {
+  for (const auto& [given, text] :
+       {std::pair("2:3,0:3,1:3", "0-2:3"), std::pair("0:k3,0:v3", "0:3"), std::pair("0-3:k2.5,2:v3", "0-1:k2.5,2:2.5/3,3:k2.5"),
+        std::pair("4:v1.5,6:v1.5", "4:v1.5,6:v1.5"), std::pair("none", "none")}) {
     EXPECT_EQ(to_text(parse_layer_rates(given)), text);
     EXPECT_EQ(to_text(parse_layer_rates(text)), text);
   }
@@ -44,7 +44,8 @@ TEST(LayerRates, WrongEntriesAreNamed) {
       (void)parse_layer_rates(text);
       ADD_FAILURE() << text;
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr(fmt::format("layer_bits: '{}'", entry)), HasSubstr(why), HasSubstr("0:3,1:3/2.5")));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr(fmt::format("layer_bits: '{}'", entry)), HasSubstr(why), HasSubstr("0:3,1:3/2.5")));
     }
   };
   refused("", "", "has no colon");

@@ -112,7 +112,8 @@ TEST_F(Spectral, RestoredContextContinuesBitForBit) {
     if (whole) continue;
     EXPECT_TRUE(StateFile(file).packed(0, 100));
     // The same artifact, but codes of another kind.
-    for (const auto& [key, value] : {std::pair("OSCAR_CODEC", "int2"), std::pair("OSCAR_K_BITS", "2.5"), std::pair("OSCAR_LAYER_BITS", "29:v3")}) {
+    for (const auto& [key, value] :
+         {std::pair("OSCAR_CODEC", "int2"), std::pair("OSCAR_K_BITS", "2.5"), std::pair("OSCAR_LAYER_BITS", "29:v3")}) {
       const RunResult refused = spectral(smollm2(), {context(), load, next, stats_step()}, artifact, {{key, value}});
       EXPECT_EQ(refused.exit_code, 3) << refused.errors;
       EXPECT_NE(refused.errors.find("artifact"), std::string::npos) << refused.errors;

@@ -496,7 +496,8 @@ void add_calibrate(CommandLine& line) {
   command.json_key("model_fingerprint, architecture, sources[]", "what was calibrated, on what: {name, sha256, tokens}");
   command.json_key("tokens, run_tokens, run_seconds, tokens_per_second, peak_rss_bytes",
                    "in all; by this run (0: only fitted)");
-  command.json_key("recipe", "{codec, k_bits, v_bits, layer_bits, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
+  command.json_key("recipe",
+                   "{codec, k_bits, v_bits, layer_bits, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
   command.json_key("heads[]",
                    "{layer, head, key_noise, key_noise_int2, output_energy (squares at the layer's output), k_error, v_error, "
                    "mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");

@@ -106,7 +106,8 @@ void add_eval(CommandLine& line) {
       "that all occur in the document, so that tiny models give usable figures too. Tools: a chat of many turns through the "
       "model's own template, with eight functions defined at its beginning and every answer a function call in JSON; behind it "
       "20 requests, scored by the choice of the function and of an argument's value (most were told once, far back), and by "
-      "whether the greedy answer is JSON, is a call of a defined function, and is the right one. Greedy continuations: how many "
+      "whether the greedy answer is JSON, is a call of a defined function, and is the right one. Greedy continuations: how "
+      "many "
       "are still the exact cache's after 8, 16, 32 and 64 tokens.");
   command.text(
       "The noise floor is measured with them: the exact cache against itself with the lowest bit of every query flipped. A "
@@ -161,10 +162,11 @@ void add_eval(CommandLine& line) {
   command.json_key("retrieval[]",
                    "method, kind (needle, two-facts, lookup, all), questions, accuracy, chance, right_probability, same_choice "
                    "(as exact), accuracy_ci, same_choice_ci, accuracy_by_depth (needle)");
-  command.json_key("tools[]",
-                   "method, requests, function_accuracy, function_chance, function_probability, same_function (as exact), the "
-                   "same for argument, and of generated answers: answers, json_valid, call_valid, call_right, same_answer (token "
-                   "by token as exact); accuracies and shares with _ci");
+  command.json_key(
+      "tools[]",
+      "method, requests, function_accuracy, function_chance, function_probability, same_function (as exact), the "
+      "same for argument, and of generated answers: answers, json_valid, call_valid, call_right, same_answer (token "
+      "by token as exact); accuracies and shares with _ci");
   command.json_key("continuations[]", "method, length, prompts, same, same_ci, equal_prefix");
   command.json_key("notes[]", "what was left out and why");
   command.action([options] { return evaluate(*options); });

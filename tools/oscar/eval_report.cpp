@@ -161,8 +161,9 @@ Table kl_table(const Json& rows) {
 }
 
 Table tool_table(const Json& rows) {
-  Table table({"method", "requests", "function right %", "± %", "p(function) %", "argument right %", "± arg. %", "p(argument) %",
-               "choices as exact %", "answer is JSON %", "± JSON", "is a call %", "right call %", "± right", "answer as exact %"});
+  Table table({"method", "requests", "function right %", "± %", "p(function) %", "argument right %", "± arg. %",
+               "p(argument) %", "choices as exact %", "answer is JSON %", "± JSON", "is a call %", "right call %", "± right",
+               "answer as exact %"});
   for (const Json& r : rows) {
     const auto shown = [&](const char* key) { return r.contains(key) ? percent(r[key]) : Json(); };
     const auto margin = [&](const char* key) { return r.contains(key) ? half(r[key], 100) : Json(); };

@@ -202,12 +202,14 @@ class Evaluation {
   ToolChat chat(int index) const {
     const bool bos = llama_vocab_get_add_bos(model_->vocab());
     ChatPlan plan;
-    plan.tokens = (options_.quick ? std::min(kLeastChat, options_.host.n_ctx) : options_.host.n_ctx) - kChatTokens - (bos ? 1 : 0);
+    plan.tokens =
+        (options_.quick ? std::min(kLeastChat, options_.host.n_ctx) : options_.host.n_ctx) - kChatTokens - (bos ? 1 : 0);
     plan.first = sink();
     plan.last = plan.tokens - recent();
     plan.seed = options_.seed + static_cast<std::uint64_t>(index);
-    ToolChat out = make_tool_chat([this](const std::vector<ChatTurn>& turns, bool assistant) { return rendered(turns, assistant); },
-                                  [this](const std::string& t) { return model_->tokenize(t, false, true); }, plan);
+    ToolChat out =
+        make_tool_chat([this](const std::vector<ChatTurn>& turns, bool assistant) { return rendered(turns, assistant); },
+                       [this](const std::string& t) { return model_->tokenize(t, false, true); }, plan);
     if (bos && out.tokens.front() != llama_vocab_bos(model_->vocab()))
       out.tokens.insert(out.tokens.begin(), llama_vocab_bos(model_->vocab()));
     return out;
@@ -504,7 +506,8 @@ class Evaluation {
     }
     if (options_.tasks.empty() && !tasks_.tools)
       out["notes"].push_back(fmt::format("task tools needs a context of {} tokens (-c): it is left out", kLeastChat));
-    if (tasks_.tools && !generates()) out["notes"].push_back("with --quick no answers to the requests of task tools are generated");
+    if (tasks_.tools && !generates())
+      out["notes"].push_back("with --quick no answers to the requests of task tools are generated");
     return out;
   }
 

@@ -115,13 +115,14 @@ void check(const HostOptions& options) {
   if (options.n_ubatch < 1) fail("-ub {} makes no sense: at least 1 token", options.n_ubatch);
 }
 
-void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits, const std::string& otherwise) {
+void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits,
+               const std::string& otherwise) {
   command.option("--k-bits", k_bits, "BITS", fmt::format("spectral keys: {}; {}", rate_names(), otherwise), "OSCAR_K_BITS");
   command.option("--v-bits", v_bits, "BITS", fmt::format("spectral values: {}; {}", rate_names(), otherwise), "OSCAR_V_BITS");
-  command.option("--layer-bits", layer_bits, "LAYERS:RATE[,...]",
-                 fmt::format("spectral: layers with other rates, as in 0:3,1:3/2.5,5-7:k3 (K and V; K/V; only K), or none; {}",
-                             otherwise),
-                 "OSCAR_LAYER_BITS");
+  command.option(
+      "--layer-bits", layer_bits, "LAYERS:RATE[,...]",
+      fmt::format("spectral: layers with other rates, as in 0:3,1:3/2.5,5-7:k3 (K and V; K/V; only K), or none; {}", otherwise),
+      "OSCAR_LAYER_BITS");
 }
 
 void add_settings(Command& command, Settings& settings, bool with_mode) {

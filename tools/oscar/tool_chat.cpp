@@ -62,10 +62,7 @@ std::vector<std::string> strings(const std::array<const char*, N>& words) {
 class Scenario {
  public:
   explicit Scenario(std::uint64_t seed)
-      : dice(seed),
-        persons_(dice.shuffled(kNames)),
-        towns_(dice.shuffled(kNames)),
-        words_(dice.shuffled(kWords.size())) {}
+      : dice(seed), persons_(dice.shuffled(kNames)), towns_(dice.shuffled(kNames)), words_(dice.shuffled(kWords.size())) {}
 
   // Table or home i < kFacts; what is said of it, and what later needs it.
   Call book(std::size_t i) { return book(person(i), fmt::format("Done. The code of the table is {}.", word(i))); }
@@ -100,7 +97,7 @@ class Scenario {
       }
       case kRoute: {
         const std::string start = any(kTowns), goal = any(kTowns);
-        return {kind,  fmt::format("How do I get from {} to {}?", start, goal), start, goal, "Follow the road.",
+        return {kind,           fmt::format("How do I get from {} to {}?", start, goal), start, goal, "Follow the road.",
                 strings(kTowns)};
       }
       default:
@@ -160,7 +157,8 @@ std::vector<Call> facts_and_examples(Scenario& scenario) {
 }
 
 std::string system_text() {
-  std::string text = "You answer every request with one call of a function, in JSON and without any other word. The functions:\n";
+  std::string text =
+      "You answer every request with one call of a function, in JSON and without any other word. The functions:\n";
   for (const Function& f : kFunctions) {
     Json parameters{{f.first, "string"}};
     if (f.second != nullptr) parameters[f.second] = "string";
@@ -172,7 +170,9 @@ std::string system_text() {
 // What `after` adds to `before`.
 std::string added(const std::string& before, const std::string& after) {
   if (!after.starts_with(before))
-    fail("this model's chat template changes earlier turns when a turn is added, so a chat cannot be continued: leave task tools out");
+    fail(
+        "this model's chat template changes earlier turns when a turn is added, so a chat cannot be continued: leave task "
+        "tools out");
   return after.substr(before.size());
 }
 

@@ -2,10 +2,10 @@
 // know the functions it was told at the beginning, and the values it was told since?
 //
 // The system turn defines eight functions. Persons book tables and get a code, say where they live, ask for the weather and so
-// on; every answer is {"name": ..., "arguments": {...}} without spaces. The 20 requests behind the chat: 7 give a table back (its
-// code was told once), 7 send a parcel to a person (whose town was told once), and one for each of the other functions (whose
-// arguments are in the request). Names of functions are chosen among all eight, codes and towns among those that were told, so
-// that even a tiny model scores well above chance.
+// on; every answer is {"name": ..., "arguments": {...}} without spaces. The 20 requests behind the chat: 7 give a table back
+// (its code was told once), 7 send a parcel to a person (whose town was told once), and one for each of the other functions
+// (whose arguments are in the request). Names of functions are chosen among all eight, codes and towns among those that were
+// told, so that even a tiny model scores well above chance.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ std::string_view to_string(MeanMode mode);
 
 // How rows are coded; the user may override single fields (CLI beats environment beats artifact).
 struct Recipe {
-  std::string codec = "int2";     // or spectral; at run time, never in a file, also sim:NAME (rivals/rivals.h)
+  std::string codec = "int2";          // or spectral; at run time, never in a file, also sim:NAME (rivals/rivals.h)
   double k_bits = 2, v_bits = 2;       // spectral: one of kSpectralRates
   std::vector<LayerRates> layer_bits;  // spectral: layers with other rates, see set_rates()
   MeanMode k_mean = MeanMode::rope;

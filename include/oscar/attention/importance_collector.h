@@ -35,9 +35,9 @@ class ImportanceCollector {
     float scale = 1.0F, softcap = 0.0F;
     const float* sinks = nullptr;  // [n_head] or null
   };
-  // Query heads [head_begin, head_end) of [0, n_head): ranges may run on different threads, every range must see the same blocks
-  // in the same order; results do not depend on the split. Blocks that begin and end at
-  // multiples of kMomentBlock give the same bits however the host batches tokens; others differ by rounding.
+  // Query heads [head_begin, head_end) of [0, n_head): ranges may run on different threads, every range must see the same
+  // blocks in the same order; results do not depend on the split. Blocks that begin and end at multiples of kMomentBlock give
+  // the same bits however the host batches tokens; others differ by rounding.
   void add(const Block& block, int head_begin, int head_end);
   // Counts the running sequence and forgets its rows. Not concurrent with add().
   void end_sequence();

@@ -1,8 +1,8 @@
 // Rates of codec `spectral` in bits per element of K and of V: which exist, and how text gives single layers others than the
 // rest.
 //
-// Text: "none", or entries LAYERS:RATE with commas between them. LAYERS is a layer's number or a range "5-7"; RATE is "3" (K and
-// V), "3/2.5" (K and V), "k3" (K; V as the other layers) or "v3". Example: "0:3,1:3/2.5,5-7:k3".
+// Text: "none", or entries LAYERS:RATE with commas between them. LAYERS is a layer's number or a range "5-7"; RATE is "3" (K
+// and V), "3/2.5" (K and V), "k3" (K; V as the other layers) or "v3". Example: "0:3,1:3/2.5,5-7:k3".
 #pragma once
 
 #include <array>
