@@ -136,17 +136,19 @@ Recipe effective_recipe(const Artifact& artifact, const Config& config) {
   if (config.clip_k) recipe.clip_k = config.clip_k;
   if (config.clip_v) recipe.clip_v = config.clip_v;
   if (config.codec) recipe.codec = *config.codec;
-  if (config.k_bits) recipe.k_bits = *config.k_bits;
-  if (config.v_bits) recipe.v_bits = *config.v_bits;
+  set_rates(recipe, config.rates);
   // A setting that would change nothing is a misunderstanding, and must not pass for a measurement.
   if (recipe.codec != "int2" && (config.clip_k || config.clip_v)) {
     fail("clip_k and clip_v belong to codec int2, but this cache has codec {}: leave them out or choose codec int2",
          recipe.codec);
   }
-  if (recipe.codec != "spectral" && (config.k_bits || config.v_bits)) {
-    fail("k_bits and v_bits belong to codec spectral, but this cache has codec {}: leave them out or choose codec spectral",
-         recipe.codec);
+  if (recipe.codec != "spectral" && config.rates.any()) {
+    fail(
+        "k_bits, v_bits and layer_bits belong to codec spectral, but this cache has codec {}: leave them out or choose codec "
+        "spectral",
+        recipe.codec);
   }
+  check_layer_bits(recipe, artifact);
   return recipe;
 }
 

@@ -86,7 +86,6 @@ Capture::Layer* Capture::layer_of(const CaptureEvent& event) {
   Layer& layer = it->second;
   if (added) {
     layer.shape = shape;
-    if (!shape.sliding_window) start(layer);
   } else {
     // The window shows late. All threads are inside this same event, so none of them is using the collector.
     if (shape.sliding_window && !layer.shape.sliding_window) {
@@ -102,6 +101,7 @@ Capture::Layer* Capture::layer_of(const CaptureEvent& event) {
       return nullptr;
     }
   }
+  if (!layer.shape.sliding_window && !layer.collector) start(layer);
   if (layer.importance) follow(layer, event);
   return &layer;
 }
@@ -140,8 +140,9 @@ void Capture::collect(Layer& layer, const CaptureEvent& event, int ith, int nth)
   thread_local std::vector<float> k_rows, v_rows;
   const std::int64_t k_width = static_cast<std::int64_t>(event.n_head_kv) * event.k_dim;
   const std::int64_t v_width = static_cast<std::int64_t>(event.n_head_kv) * event.v_dim;
-  const int head_begin = event.n_head_kv * ith / nth;
-  const int head_end = event.n_head_kv * (ith + 1) / nth;
+  // Rounded up, so that who gets a head less of these gets one more in collect_importance().
+  const int head_begin = (event.n_head_kv * ith + nth - 1) / nth;
+  const int head_end = (event.n_head_kv * (ith + 1) + nth - 1) / nth;
   // Thread 0 also keeps the books, so it takes part even when there are fewer heads than threads.
   if (head_begin == head_end && ith != 0) return;
   const std::int64_t per_stream = event.n_tokens / event.n_streams;
@@ -185,8 +186,8 @@ void Capture::collect(Layer& layer, const CaptureEvent& event, int ith, int nth)
 }
 
 void Capture::collect_importance(Layer& layer, const CaptureEvent& event, int ith, int nth) {
-  const int head_begin = event.n_head_kv * ith / nth;
-  const int head_end = event.n_head_kv * (ith + 1) / nth;
+  const int head_begin = event.n_head * ith / nth;
+  const int head_end = event.n_head * (ith + 1) / nth;
   const std::int64_t first = event.positions.front();
   for (std::int64_t t = 0; t < event.n_tokens;) {
     const std::int64_t boundary = ((first + t) / kMomentBlock + 1) * kMomentBlock;
@@ -252,7 +253,7 @@ void Capture::end_sequences() {
   run();
 }
 
-// The moments since the last save; the collectors start anew.
+// The moments since the last save; the collectors are gone, and start anew with the next token.
 ModelMoments Capture::take_session() {
   end_sequences();
   ModelMoments session = model_;
@@ -261,22 +262,26 @@ ModelMoments Capture::take_session() {
   for (auto& [number, layer] : layers_) {
     session.shapes.push_back(layer.shape);
     session.layers.emplace_back();
-    if (layer.collector) {
-      layer.collector->finish();
-      const auto heads = layer.collector->heads();
-      session.layers.back().assign(heads.begin(), heads.end());
+    if (!layer.shape.sliding_window) {
+      if (!layer.collector) start(layer);
+      session.layers.back() = layer.collector->take_heads();
+      layer.collector.reset();
       if (layer.importance) {
         const auto importance = layer.importance->heads();
         for (std::size_t h = 0; h < importance.size(); ++h) session.layers.back()[h].importance = std::move(importance[h]);
       }
       layer.importance.reset();
-      start(layer);
     }
     seen = std::max(seen, layer.tokens);
     layer.tokens = 0;
   }
   tokens_ += seen;
   return session;
+}
+
+void Capture::set_sources(std::vector<TextSource> sources) {
+  const std::lock_guard lock(mutex_);
+  given_sources_ = std::move(sources);
 }
 
 // Sources are read in the order announced; the tokens seen so far are credited in that order.
@@ -316,7 +321,7 @@ void Capture::save(const std::string& path) {
   } else {
     base_ = std::move(session);
   }
-  base_->sources = credited_sources();
+  base_->sources = given_sources_ ? *given_sources_ : credited_sources();
   base_->date = utc_date();
   base_->tool_version = version();
   save_moments(*base_, path);

@@ -1,6 +1,6 @@
 // Collects the moments of every layer from running attention operations (mode "capture"): what `oscar calibrate` drives.
 //
-// Every thread of llama.cpp's pool sees every block in the same order and accumulates its own KV heads, so results do not
+// Every thread of llama.cpp's pool sees every block in the same order and accumulates its own heads, so results do not
 // depend on the number of threads. A block holds at most kMomentBlock consecutive tokens of one sequence and never crosses a
 // multiple of kMomentBlock positions. A block with a NaN or Inf is left out for all heads, counted and named on stderr.
 //
@@ -32,6 +32,8 @@ class Capture final : public CaptureSink {
   void set_output_metric(int layer, std::vector<float> metric);  // see plugin_api.h
   // The next token must be at position 0. Counts the sequence that ends here.
   void begin_sequence();
+  // What has been read so far, all runs, instead of what the order of the announced sources suggests.
+  void set_sources(std::vector<TextSource> sources);
   // Everything so far, resumed moments included, written atomically. Collection goes on afterwards in fresh collectors whose
   // moments are added to the saved ones, so a run that is killed after a save and resumed from its file gives byte for byte
   // what the uninterrupted run gives. Error when no token was captured or a layer could not be captured.
@@ -43,8 +45,8 @@ class Capture final : public CaptureSink {
  private:
   struct Layer {
     LayerShape shape;
-    std::unique_ptr<MomentCollector> collector;       // null: sliding window
-    std::unique_ptr<ImportanceCollector> importance;  // null: sliding window, or not to be had (see `no_importance`)
+    std::unique_ptr<MomentCollector> collector;       // null: sliding window, or nothing was seen since the last save
+    std::unique_ptr<ImportanceCollector> importance;  // as collector; or not to be had (see `no_importance`)
     std::vector<std::int64_t> cells;                  // of the running sequence, by position
     std::int64_t tokens = 0;                          // since the last save
   };
@@ -62,6 +64,7 @@ class Capture final : public CaptureSink {
   ModelMoments model_;
   std::optional<ModelMoments> base_;         // resumed and already saved moments
   std::vector<TextSource> resumed_sources_;  // of earlier runs
+  std::optional<std::vector<TextSource>> given_sources_;
   CollectorConfig config_;
   std::int64_t tokens_ = 0;  // of this run, all saves
   std::mutex mutex_;         // layers_ and error_

@@ -13,7 +13,8 @@
 namespace oscar::llama {
 namespace {
 
-// Lives until the process ends: a thread of llama.cpp's pool may still be inside the sink when the host exits.
+// Lives until oscar_llama_capture_end() or for ever: a thread of llama.cpp's pool may still be inside the sink when a host
+// exits.
 std::unique_ptr<Capture>& instance() {
   static auto* capture = new std::unique_ptr<Capture>;
   return *capture;
@@ -22,6 +23,13 @@ std::unique_ptr<Capture>& instance() {
 Capture& running() {
   if (!instance()) fail("capture has not begun: call oscar_llama_capture_begin first");
   return *instance();
+}
+
+std::vector<TextSource> parse_sources(const nlohmann::json& list) {
+  std::vector<TextSource> sources;
+  for (const nlohmann::json& source : list)
+    sources.push_back({source.at("name"), source.at("sha256"), source.at("tokens").get<std::int64_t>()});
+  return sources;
 }
 
 ModelMoments parse_model(const char* text) {
@@ -34,9 +42,7 @@ ModelMoments parse_model(const char* text) {
     model.architecture = json.at("architecture");
     model.model_name = json.at("name");
     model.n_layer = json.at("n_layer");
-    for (const nlohmann::json& source : json.at("sources")) {
-      model.sources.push_back({source.at("name"), source.at("sha256"), source.at("tokens").get<std::int64_t>()});
-    }
+    model.sources = parse_sources(json.at("sources"));
     return model;
   } catch (const nlohmann::json::exception& e) {
     fail("the description of the model is incomplete: {}", e.what());
@@ -84,6 +90,25 @@ const char* oscar_llama_capture_output_metric(int layer, const float* values, un
 
 const char* oscar_llama_capture_sequence(void) {
   return guarded([] { running().begin_sequence(); });
+}
+
+const char* oscar_llama_capture_sources(const char* json) {
+  return guarded([&] {
+    const nlohmann::json list = json == nullptr ? nlohmann::json() : nlohmann::json::parse(json, nullptr, false);
+    if (!list.is_array()) oscar::fail("the sources of a capture are not a JSON array");
+    try {
+      running().set_sources(parse_sources(list));
+    } catch (const nlohmann::json::exception& e) {
+      oscar::fail("a source of the capture is incomplete: {}", e.what());
+    }
+  });
+}
+
+const char* oscar_llama_capture_end(void) {
+  return guarded([] {
+    set_capture_sink(nullptr);
+    instance().reset();
+  });
 }
 
 const char* oscar_llama_capture_save(const char* path) {

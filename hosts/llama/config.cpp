@@ -1,6 +1,5 @@
 #include "config.h"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -18,9 +17,9 @@ constexpr std::array<std::pair<std::string_view, Mode>, 5> kModes = {{{"oscar", 
                                                                       {"capture", Mode::capture},
                                                                       {"off", Mode::off}}};
 
-constexpr std::array<std::string_view, 17> kKeys = {"mode",     "artifact", "strict", "stats",  "sink",     "recent",
-                                                    "rollback", "k_mean",   "v_mean", "clip_k", "clip_v",   "codec",
-                                                    "k_bits",   "v_bits",   "log",    "check",  "perturb_q"};
+constexpr std::array<std::string_view, 18> kKeys = {"mode",     "artifact", "strict",     "stats",  "sink",   "recent",
+                                                    "rollback", "k_mean",   "v_mean",     "clip_k", "clip_v", "codec",
+                                                    "k_bits",   "v_bits",   "layer_bits", "log",    "check",  "perturb_q"};
 
 std::mutex& mutex() {
   static std::mutex m;
@@ -50,11 +49,9 @@ float to_clip(std::string_view key, const std::string& text) {
 }
 
 double to_bits(std::string_view key, const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || std::find(kSpectralRates.begin(), kSpectralRates.end(), value) == kSpectralRates.end())
-    fail("{}: '{}' is not 1.5, 2, 2.5 or 3", key, text);
-  return value;
+  const std::optional<double> rate = find_rate(text);
+  if (!rate) fail("{}: '{}' is not {}", key, text, rate_names());
+  return *rate;
 }
 
 bool to_bool(std::string_view key, std::string_view text) {
@@ -109,9 +106,11 @@ void set(Config& c, std::string_view key, const std::string& text) {
     }
     c.codec = text;
   } else if (key == "k_bits") {
-    c.k_bits = to_bits(key, text);
+    c.rates.k = to_bits(key, text);
   } else if (key == "v_bits") {
-    c.v_bits = to_bits(key, text);
+    c.rates.v = to_bits(key, text);
+  } else if (key == "layer_bits") {
+    c.rates.layers = parse_layer_rates(text);
   } else {
     fail("configuration key '{}' is unknown", key);
   }
@@ -178,9 +177,11 @@ void configure_from_json(std::string_view text) {
       } else if (key == "codec") {
         c.codec.reset();
       } else if (key == "k_bits") {
-        c.k_bits.reset();
+        c.rates.k.reset();
       } else if (key == "v_bits") {
-        c.v_bits.reset();
+        c.rates.v.reset();
+      } else if (key == "layer_bits") {
+        c.rates.layers.reset();
       } else if (key == "artifact") {
         c.artifact.clear();
       } else if (key == "stats") {

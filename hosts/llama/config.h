@@ -25,7 +25,7 @@ struct Config {
   std::optional<MeanMode> k_mean, v_mean;
   std::optional<float> clip_k, clip_v;
   std::optional<std::string> codec;
-  std::optional<double> k_bits, v_bits;
+  GivenRates rates;  // k_bits, v_bits, layer_bits
 };
 
 Config config();                    // a copy of the current values

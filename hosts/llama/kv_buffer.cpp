@@ -191,7 +191,9 @@ std::string KvBuffer::describe_codec() const {
     return fmt::format("{}, a simulation of K {:.4g} bits V {:.4g} bits that stores more", recipe.codec,
                        first.k->bits_per_element(), first.v->bits_per_element());
   }
-  return recipe.codec == "int2" ? describe_int2() : fmt::format("spectral, K {} bits V {} bits", recipe.k_bits, recipe.v_bits);
+  if (recipe.codec == "int2") return describe_int2();
+  const std::string rates = fmt::format("spectral, K {} bits V {} bits", recipe.k_bits, recipe.v_bits);
+  return recipe.layer_bits.empty() ? rates : fmt::format("{}, by layer {}", rates, to_text(recipe.layer_bits));
 }
 
 std::string KvBuffer::describe_int2() const {

@@ -9,7 +9,9 @@
 //   stats      path; counters as JSON at exit and on SIGUSR1
 //   sink, recent, rollback     windows (64, 256, 64)
 //   k_mean (none|static|rope), v_mean (none|static), clip_k, clip_v,
-//   codec (spectral|int2|sim:NAME), k_bits, v_bits (1.5|2|2.5|3; spectral only)     override the artifact's recipe
+//   codec (spectral|int2|sim:NAME), k_bits, v_bits (1.5|2|2.5|3; spectral only),
+//   layer_bits (other rates for single layers, see oscar/codec/rates.h; spectral only)     override the artifact's recipe;
+//              k_bits and v_bits hold for all layers, also those that the artifact gives another rate
 //              sim:NAME simulates a rival (oscar/rivals/rivals.h): its accuracy, not its memory or speed
 //   log        0 errors and the configuration line (default 1), 2 every decision
 // and two hooks for measuring and testing, 0 or 1:
@@ -47,12 +49,17 @@ OSCAR_API const char* oscar_llama_stats(void);
 
 // Moment capture (mode "capture"). model_json: {fingerprint, architecture, name, n_layer, sources: [{name, sha256, tokens}]}.
 OSCAR_API const char* oscar_llama_capture_begin(const char* model_json, const char* resume_path /* or NULL */);
-// Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
 // For the layers it is given for, before the first token: W_o^T W_o of each query head, [n_head, v_dim, v_dim] row-major, what
 // value errors of a head cost at the layer's output. Without it: identity.
 OSCAR_API const char* oscar_llama_capture_output_metric(int layer, const float* values, unsigned long long count);
+// Declares that the next tokens start a new sequence (resets warm-up exclusion; the caller clears the cache).
 OSCAR_API const char* oscar_llama_capture_sequence(void);
+// What has been read so far in all runs, [{name, sha256, tokens}], for those who read their sources in another order than
+// announced. Without it, tokens are credited to the announced sources one after the other.
+OSCAR_API const char* oscar_llama_capture_sources(const char* json);
 OSCAR_API const char* oscar_llama_capture_save(const char* path);
+// Frees the moments; no context may be left.
+OSCAR_API const char* oscar_llama_capture_end(void);
 
 #ifdef __cplusplus
 }

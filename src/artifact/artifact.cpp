@@ -35,6 +35,64 @@ const LayerArtifact* Artifact::find(int layer) const {
   return found != layers.end() && found->shape.layer == layer ? &*found : nullptr;
 }
 
+Rates Recipe::rates_of(int layer) const {
+  const auto found = std::lower_bound(layer_bits.begin(), layer_bits.end(), layer,
+                                      [](const LayerRates& entry, int number) { return entry.layer < number; });
+  if (found == layer_bits.end() || found->layer != layer) return {k_bits, v_bits};
+  return {found->k.value_or(k_bits), found->v.value_or(v_bits)};
+}
+
+void set_rates(Recipe& recipe, const GivenRates& given) {
+  const auto set = [&](const std::optional<double>& bits, double& all, std::optional<double> LayerRates::*half) {
+    if (!bits) return;
+    all = *bits;
+    for (LayerRates& layer : recipe.layer_bits) (layer.*half).reset();
+  };
+  set(given.k, recipe.k_bits, &LayerRates::k);
+  set(given.v, recipe.v_bits, &LayerRates::v);
+  if (given.layers) recipe.layer_bits = *given.layers;
+  for (LayerRates& layer : recipe.layer_bits) {
+    if (layer.k == recipe.k_bits) layer.k.reset();
+    if (layer.v == recipe.v_bits) layer.v.reset();
+  }
+  std::erase_if(recipe.layer_bits, [](const LayerRates& layer) { return !layer.k && !layer.v; });
+}
+
+void check_layer_bits(const Recipe& recipe, std::span<const LayerShape> layers) {
+  for (const LayerRates& entry : recipe.layer_bits) {
+    const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerShape& s) { return s.layer == entry.layer; });
+    if (layer == layers.end()) {
+      fail("layer_bits names layer {}, which this model does not have: its layers are {} to {}", entry.layer,
+           layers.front().layer, layers.back().layer);
+    }
+    if (layer->sliding_window)
+      fail("layer_bits names layer {}, which has a sliding window and stays at 16 bit: leave it out", entry.layer);
+  }
+}
+
+void check_layer_bits(const Recipe& recipe, const Artifact& artifact) {
+  std::vector<LayerShape> layers;
+  for (const LayerArtifact& layer : artifact.layers) layers.push_back(layer.shape);
+  check_layer_bits(recipe, layers);
+}
+
+Rates mean_rates(const Artifact& artifact, const Recipe& recipe) {
+  Rates sum{0, 0};
+  double k_elements = 0, v_elements = 0;
+  for (const LayerArtifact& layer : artifact.layers) {
+    if (layer.shape.sliding_window) continue;
+    const double k = static_cast<double>(layer.shape.n_head_kv) * layer.shape.k_dim;
+    const double v = static_cast<double>(layer.shape.n_head_kv) * layer.shape.v_dim;
+    const Rates rates = recipe.rates_of(layer.shape.layer);
+    sum.k += k * rates.k;
+    sum.v += v * rates.v;
+    k_elements += k;
+    v_elements += v;
+  }
+  if (k_elements == 0) return {recipe.k_bits, recipe.v_bits};
+  return {sum.k / k_elements, sum.v / v_elements};
+}
+
 namespace {
 
 const MatrixF& require_mean(const MatrixF& mean, const char* which) {
@@ -82,8 +140,9 @@ std::unique_ptr<Codec> value_codec(const LayerArtifact& layer, const Recipe& rec
 
 std::unique_ptr<Codec> spectral_key_codec(const LayerArtifact& layer, const Recipe& recipe) {
   const SpectralLayer& fitted = layer.spectral;
-  const auto rate = std::find(kSpectralRates.begin(), kSpectralRates.end(), recipe.k_bits);
-  if (rate == kSpectralRates.end()) fail("k_bits is {}; 1.5, 2, 2.5 and 3 are possible", recipe.k_bits);
+  const double bits = recipe.rates_of(layer.shape.layer).k;
+  const auto rate = std::find(kSpectralRates.begin(), kSpectralRates.end(), bits);
+  if (rate == kSpectralRates.end()) fail("k_bits is {}, not {}", bits, rate_names());
   if (recipe.k_mean != MeanMode::rope) {
     fail("the spectral codec was fitted with k_mean 'rope' and cannot run with '{}'; use codec int2 for that",
          to_string(recipe.k_mean));
@@ -121,7 +180,7 @@ std::unique_ptr<Codec> spectral_value_codec(const LayerArtifact& layer, const Re
   SpectralValueConfig config;
   config.n_head_kv = layer.shape.n_head_kv;
   config.head_dim = layer.shape.v_dim;
-  config.bits = recipe.v_bits;
+  config.bits = recipe.rates_of(layer.shape.layer).v;
   config.signs = layer.spectral.v_signs;
   config.scale = layer.spectral.v_scale;
   return make_spectral_value_codec(std::move(config));

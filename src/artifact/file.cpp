@@ -23,17 +23,19 @@ std::optional<float> optional_float(const nlohmann::json& json, const char* key,
 }
 
 nlohmann::json to_json(const Recipe& recipe) {
-  return {{"codec", recipe.codec},
-          {"k_bits", recipe.k_bits},
-          {"v_bits", recipe.v_bits},
-          {"k_mean", to_string(recipe.k_mean)},
-          {"v_mean", to_string(recipe.v_mean)},
-          {"k_objective", recipe.k_objective},
-          {"v_objective", recipe.v_objective},
-          {"per_head", recipe.per_head},
-          {"group_size", recipe.group_size},
-          {"clip_k", optional_number(recipe.clip_k)},
-          {"clip_v", optional_number(recipe.clip_v)}};
+  nlohmann::json json = {{"codec", recipe.codec},
+                         {"k_bits", recipe.k_bits},
+                         {"v_bits", recipe.v_bits},
+                         {"k_mean", to_string(recipe.k_mean)},
+                         {"v_mean", to_string(recipe.v_mean)},
+                         {"k_objective", recipe.k_objective},
+                         {"v_objective", recipe.v_objective},
+                         {"per_head", recipe.per_head},
+                         {"group_size", recipe.group_size},
+                         {"clip_k", optional_number(recipe.clip_k)},
+                         {"clip_v", optional_number(recipe.clip_v)}};
+  if (!recipe.layer_bits.empty()) json["layer_bits"] = to_text(recipe.layer_bits);
+  return json;
 }
 
 Recipe recipe_from_json(const nlohmann::json& json, std::int64_t version) {
@@ -43,6 +45,7 @@ Recipe recipe_from_json(const nlohmann::json& json, std::int64_t version) {
   if (version >= 2) {
     recipe.k_bits = static_cast<double>(json_float(json, "k_bits", kWhat));
     recipe.v_bits = static_cast<double>(json_float(json, "v_bits", kWhat));
+    if (json.contains("layer_bits")) recipe.layer_bits = parse_layer_rates(json_text(json, "layer_bits", kWhat));
   }
   recipe.k_mean = parse_mean_mode(json_text(json, "k_mean", kWhat));
   recipe.v_mean = parse_mean_mode(json_text(json, "v_mean", kWhat));

@@ -230,40 +230,81 @@ void report_layer(const LayerArtifact& layer, Heads heads, const Recipe& recipe,
   if (!recipe.per_head && heads.size() > 1) compare_with_per_head(layer.shape, heads, recipe, quality, report);
 }
 
-// From what coded keys add to each layer's output.
-void conclude_by_noise(FitReport& report, const Recipe& recipe) {
+// What coded keys add to a layer's output, relative to that output. `heads`: of one layer, HeadQuality or FitReport::Row.
+template <class Rows>
+double relative_noise(const Rows& heads) {
+  double noise = 0;
+  double output = 0;
+  for (const auto& head : heads) {
+    noise += head.key_noise;
+    output += head.output_energy;
+  }
+  return output > 0 ? std::sqrt(noise / output) : 0.0;
+}
+
+struct Worst {
+  double noise = 0;
+  int layer = 0;
+  void take(double other, int number) {
+    if (other > noise) *this = {other, number};
+  }
+};
+
+// By the noise of coded keys. A layer where it is high gets the lowest rate that makes it acceptable, or else the highest.
+void conclude_by_noise(FitReport& report, const Artifact& artifact, const ModelMoments& moments) {
+  const Recipe& recipe = artifact.recipe;
+  Worst fitted;
+  Worst advised;
   std::vector<int> high;
   std::vector<int> useless;
-  double worst = 0;
-  int worst_layer = 0;
-  for (std::size_t begin = 0; begin < report.rows.size();) {
-    const int layer = report.rows[begin].layer;
-    double noise = 0;
-    double output = 0;
-    for (; begin < report.rows.size() && report.rows[begin].layer == layer; ++begin) {
-      noise += report.rows[begin].key_noise;
-      output += report.rows[begin].output_energy;
+  std::vector<LayerRates> raised;
+  auto row = report.rows.begin();
+  for (std::size_t i = 0; i < artifact.layers.size(); ++i) {
+    const Heads heads(moments.layers[i]);
+    if (heads.empty()) continue;
+    const int number = artifact.layers[i].shape.layer;
+    Rates rates = recipe.rates_of(number);
+    double noise = relative_noise(std::span(row, heads.size()));
+    row += static_cast<std::ptrdiff_t>(heads.size());
+    fitted.take(noise, number);
+    const double own = rates.k;
+    for (const double rate : kSpectralRates) {
+      if (rate <= own || noise <= kHighNoise) continue;
+      Recipe more = recipe;
+      more.layer_bits = {{number, rate, rates.v}};
+      noise = relative_noise(measure(artifact.layers[i], more, heads));
+      rates.k = rate;
     }
-    const double relative = output > 0 ? std::sqrt(noise / output) : 0.0;
-    if (relative > kUselessNoise) {
-      useless.push_back(layer);
-    } else if (relative > kHighNoise) {
-      high.push_back(layer);
-    }
-    if (relative > worst) {
-      worst = relative;
-      worst_layer = layer;
+    if (rates.k != own) raised.push_back({number, rates.k, std::nullopt});
+    advised.take(noise, number);
+    if (noise > kUselessNoise) {
+      useless.push_back(number);
+    } else if (noise > kHighNoise) {
+      high.push_back(number);
     }
   }
+  report.advised_layer_bits = recipe.layer_bits;
+  for (const LayerRates& layer : raised) {  // the flag replaces what the recipe says, so it has to repeat it
+    auto& all = report.advised_layer_bits;
+    auto at = std::lower_bound(all.begin(), all.end(), layer.layer, [](const LayerRates& l, int n) { return l.layer < n; });
+    if (at == all.end() || at->layer != layer.layer) at = all.insert(at, {layer.layer, std::nullopt, std::nullopt});
+    at->k = layer.k;
+  }
   const std::string why =
-      fmt::format("coded keys add at most {:.1f} % to a layer's output (layer {})", 100 * worst, worst_layer);
+      fmt::format("coded keys add at most {:.1f} % to a layer's output (layer {})", 100 * fitted.noise, fitted.layer);
+  const std::string flag = raised.empty() ? std::string()
+                                          : fmt::format("--layer-bits {} makes it {:.1f} % (layer {})",
+                                                        to_text(report.advised_layer_bits), 100 * advised.noise, advised.layer);
+  const std::string but = flag.empty() ? why : fmt::format("{}; {}", why, flag);
   report.go = useless.empty();
   if (!useless.empty()) {
-    report.verdict = fmt::format("no-go at {} bits for K: {}, over {:.0f} % in layers {}", recipe.k_bits, why,
-                                 100 * kUselessNoise, fmt::join(useless, ", "));
+    report.verdict = fmt::format("no-go: even with {} bits for K the noise stays over {:.0f} % in layers {}; {}",
+                                 kSpectralRates.back(), 100 * kUselessNoise, fmt::join(useless, ", "), but);
   } else if (!high.empty()) {
-    report.verdict = fmt::format("go, with care: {}, over {:.0f} % in layers {}: more bits for K (--k-bits) would pay", why,
-                                 100 * kHighNoise, fmt::join(high, ", "));
+    report.verdict = fmt::format("go, with care: {}; even with {} bits for K it stays over {:.0f} % in layers {}", but,
+                                 kSpectralRates.back(), 100 * kHighNoise, fmt::join(high, ", "));
+  } else if (!flag.empty()) {
+    report.verdict = fmt::format("go with --layer-bits {}: {}", to_text(report.advised_layer_bits), but);
   } else {
     report.verdict = "go: " + why;
   }
@@ -325,7 +366,7 @@ Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* 
     if (report != nullptr) report_layer(artifact.layers.back(), heads, options.recipe, notes);
   }
   if (options.recipe.codec == "spectral") {
-    conclude_by_noise(notes, options.recipe);
+    if (report != nullptr) conclude_by_noise(notes, artifact, moments);
   } else {
     conclude(notes);
   }

@@ -18,9 +18,7 @@ void check_recipe(const Recipe& recipe) {
     fail("the recipe's codec '{}' is unknown; int2 and spectral are known", recipe.codec);
   }
   for (const double bits : {recipe.k_bits, recipe.v_bits}) {
-    if (std::find(kSpectralRates.begin(), kSpectralRates.end(), bits) == kSpectralRates.end()) {
-      fail("the recipe's {} bits are not 1.5, 2, 2.5 or 3", bits);
-    }
+    if (!is_rate(bits)) fail("the recipe's {} bits are not {}", bits, rate_names());
   }
   if (recipe.v_mean == MeanMode::rope) fail("the recipe's v_mean is 'rope'; values have no rotary embedding");
   if (recipe.group_size < 0 || recipe.group_size % 4 != 0) {
@@ -156,6 +154,7 @@ void validate(const Artifact& artifact) {
   if (artifact.model.n_layer <= 0) fail("the model has {} layers", artifact.model.n_layer);
   if (!artifact.provenance.is_object()) fail("provenance is not a JSON object");
   if (artifact.layers.empty()) fail("the artifact has no layers");
+  check_layer_bits(artifact.recipe, artifact);
   int previous = -1;
   for (const LayerArtifact& layer : artifact.layers) {
     const int number = layer.shape.layer;

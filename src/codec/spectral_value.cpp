@@ -7,6 +7,7 @@
 #include "codec/row_kernels.h"
 #include "codec/row_mean.h"
 #include "oscar/base/error.h"
+#include "oscar/codec/rates.h"
 #include "oscar/codec/spectral.h"
 #include "oscar/method/rotation.h"
 
@@ -50,11 +51,8 @@ class SpectralValueCodec final : public Codec {
     if (head_dim_ <= 0 || head_dim_ % 16 != 0 || head_dim_ > kMaxHeadDim) {
       fail("spectral: head_dim of V is {}; it must be a multiple of 16 up to {}", head_dim_, kMaxHeadDim);
     }
-    const double halves = config.bits * 2;
-    if (halves != 3 && halves != 4 && halves != 5 && halves != 6) {
-      fail("spectral: {} bits for V; 1.5, 2, 2.5 and 3 are possible", config.bits);
-    }
-    const int both = static_cast<int>(halves);
+    if (!is_rate(config.bits)) fail("spectral: {} bits for V are not {}", config.bits, rate_names());
+    const int both = static_cast<int>(config.bits * 2);
     runs_[0] = make_run((both + 1) / 2);
     runs_[1] = make_run(both / 2);
     for (const Run& run : runs_) {

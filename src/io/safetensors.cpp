@@ -151,24 +151,30 @@ SafeTensors read_safetensors(const std::filesystem::path& path) {
 }
 
 void write_safetensors(const SafeTensors& file, const std::filesystem::path& path) {
-  // Wide elements first, as the reference writer does: with a header padded to 8 bytes every tensor is aligned for mmap.
-  std::vector<const std::pair<const std::string, SafeTensor>*> order;
-  for (const auto& entry : file.tensors) order.push_back(&entry);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto* a, const auto* b) { return dtype_size(a->second.dtype) > dtype_size(b->second.dtype); });
+  std::vector<TensorSource> tensors;
+  for (const auto& [name, tensor] : file.tensors) {
+    tensors.push_back({name, tensor.dtype, tensor.shape, [&bytes = tensor.bytes](const ByteSink& sink) { sink(bytes); }});
+  }
+  write_safetensors(std::move(tensors), file.metadata, path);
+}
 
+void write_safetensors(std::vector<TensorSource> tensors, const std::map<std::string, std::string>& metadata,
+                       const std::filesystem::path& path) {
+  // Wide elements first, as the reference writer does: with a header padded to 8 bytes every tensor is aligned for mmap.
+  std::sort(tensors.begin(), tensors.end(), [](const TensorSource& a, const TensorSource& b) {
+    const std::size_t width_a = dtype_size(a.dtype), width_b = dtype_size(b.dtype);
+    return width_a != width_b ? width_a > width_b : a.name < b.name;
+  });
   nlohmann::json header = nlohmann::json::object();
-  if (!file.metadata.empty()) header[kMetadata] = file.metadata;
+  if (!metadata.empty()) header[kMetadata] = metadata;
   std::uint64_t offset = 0;
-  for (const auto* entry : order) {
-    const auto& [name, tensor] = *entry;
+  for (const TensorSource& tensor : tensors) {
     const std::size_t size = dtype_size(tensor.dtype);
     const auto bytes = checked_bytes(tensor.shape, size);
-    if (name == kMetadata || size == 0 || !bytes || *bytes != tensor.bytes.size()) {
-      fail("tensor '{}' ({}, {} bytes) cannot be written to '{}': its name, dtype or shape is wrong", name, tensor.dtype,
-           tensor.bytes.size(), path.string());
-    }
-    header[name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + *bytes}}};
+    if (tensor.name == kMetadata || size == 0 || !bytes || header.contains(tensor.name))
+      fail("tensor '{}' ({}) cannot be written to '{}': its name, dtype or shape is wrong", tensor.name, tensor.dtype,
+           path.string());
+    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + *bytes}}};
     offset += *bytes;
   }
   std::string text;
@@ -185,7 +191,17 @@ void write_safetensors(const SafeTensors& file, const std::filesystem::path& pat
   const std::uint64_t header_size = text.size();
   out.write(std::as_bytes(std::span(&header_size, 1)));
   out.write(text);
-  for (const auto* entry : order) out.write(entry->second.bytes);
+  for (const TensorSource& tensor : tensors) {
+    std::uint64_t written = 0;
+    tensor.write([&](std::span<const std::byte> bytes) {
+      written += bytes.size();
+      out.write(bytes);
+    });
+    if (written != *checked_bytes(tensor.shape, dtype_size(tensor.dtype))) {
+      fail("tensor '{}' ({}, {} bytes) cannot be written to '{}': its name, dtype or shape is wrong", tensor.name, tensor.dtype,
+           written, path.string());
+    }
+  }
   out.commit();
 }
 

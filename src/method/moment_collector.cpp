@@ -272,6 +272,11 @@ void MomentCollector::add(const Block& block, int head_begin, int head_end) {
   }
 }
 
+std::vector<HeadMoments> MomentCollector::take_heads() {
+  finish();
+  return std::move(heads_);
+}
+
 void MomentCollector::finish() {
   const int group = shape_.n_head / shape_.n_head_kv;
   for (std::size_t h = 0; h < heads_.size(); ++h) {

@@ -8,6 +8,8 @@
 //   [Hk]   F64 layers.N.importance.keys [Hk, m, D] F16  layers.N.importance.weights [Hk, m] F32  layers.N.importance.positions
 //   [m] I32
 // `__metadata__` "oscar": JSON text with format "oscar-moments", format_version, model, sources, layers, counts, date, tool.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -42,14 +44,14 @@ void for_each_sum(Head& head, const LayerShape& s, Visit visit) {
 std::string tensor_name(int layer, std::string_view name) { return fmt::format("layers.{}.{}", layer, name); }
 
 template <class T>
-SafeTensor raw_tensor(const char* dtype, std::vector<std::int64_t> shape, const std::vector<T>& values) {
-  SafeTensor tensor{dtype, std::move(shape), std::vector<std::byte>(values.size() * sizeof(T))};
-  if (!values.empty()) std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
+void give(const ByteSink& sink, const T* values, std::size_t count) {
+  sink(std::as_bytes(std::span(values, count)));
 }
 
-void append_halves(const MatrixF& rows, std::vector<std::uint16_t>& out) {
-  for (Eigen::Index i = 0; i < rows.size(); ++i) out.push_back(float_to_half(rows.data()[i]));
+void give_halves(const ByteSink& sink, const MatrixF& rows) {
+  std::vector<std::uint16_t> halves(static_cast<std::size_t>(rows.size()));
+  std::transform(rows.data(), rows.data() + rows.size(), halves.begin(), float_to_half);
+  give(sink, halves.data(), halves.size());
 }
 
 Eigen::Index joint_size(const LayerShape& shape) {
@@ -57,81 +59,104 @@ Eigen::Index joint_size(const LayerShape& shape) {
   return shape.k_dim + turned + 1;
 }
 
-void append(const MatrixD& matrix, std::vector<double>& out) {
-  out.insert(out.end(), matrix.data(), matrix.data() + matrix.size());
-}
+// Tensors of a layer, written head after head straight from `heads`, which must stay.
+class LayerTensors {
+ public:
+  LayerTensors(const LayerShape& shape, const Heads& heads, std::vector<TensorSource>& out)
+      : shape_(shape), heads_(heads), n_heads_(static_cast<std::int64_t>(heads.size())), out_(out) {}
 
-void save_importance(const LayerShape& shape, const Heads& heads, SafeTensors& file) {
-  const auto n_heads = static_cast<std::int64_t>(heads.size());
-  const auto& positions = heads.front().importance.sample_positions;
-  const auto n = static_cast<std::int64_t>(positions.size());
-  const Eigen::Index joint = joint_size(shape);
-  std::vector<double> metrics;
-  std::vector<double> joints;
-  std::vector<double> pair_weights;
-  std::vector<double> output_energies;
-  std::vector<std::uint16_t> keys;
-  std::vector<float> weights;
-  for (const HeadMoments& head : heads) {
-    const HeadImportance& i = head.importance;
-    if (i.metric.rows() != shape.k_dim || i.joint.rows() != joint || i.sample_positions != positions ||
-        i.tokens != heads.front().importance.tokens) {
-      fail("layer {}: the importance of its heads does not fit together, so it cannot be saved", shape.layer);
-    }
-    append(i.metric, metrics);
-    append(i.joint, joints);
-    pair_weights.push_back(i.pair_weight);
-    output_energies.push_back(i.output_energy);
-    keys.insert(keys.end(), i.sample_keys.begin(), i.sample_keys.end());
-    weights.insert(weights.end(), i.sample_weights.begin(), i.sample_weights.end());
-  }
-  const auto named = [&](std::string_view name) { return tensor_name(shape.layer, fmt::format("importance.{}", name)); };
-  file.tensors[named("metric")] = to_tensor(std::span<const double>(metrics), {n_heads, shape.k_dim, shape.k_dim});
-  file.tensors[named("joint")] = to_tensor(std::span<const double>(joints), {n_heads, joint, joint});
-  file.tensors[named("pair_weight")] = to_tensor(std::span<const double>(pair_weights), {n_heads});
-  file.tensors[named("output_energy")] = to_tensor(std::span<const double>(output_energies), {n_heads});
-  file.tensors[named("keys")] = raw_tensor("F16", {n_heads, n, shape.k_dim}, keys);
-  file.tensors[named("weights")] = raw_tensor("F32", {n_heads, n}, weights);
-  file.tensors[named("positions")] = raw_tensor("I32", {n}, positions);
-}
-
-void save_layer(const LayerShape& shape, const Heads& heads, SafeTensors& file) {
-  const auto n_heads = static_cast<std::int64_t>(heads.size());
-  const auto& positions = heads.front().sample_positions;
-  const auto n = static_cast<std::int64_t>(positions.size());
-  std::map<std::string, std::vector<double>> sums;
-  std::map<std::string, std::vector<std::int64_t>> shapes;
-  std::vector<double> weights;
-  std::vector<std::uint16_t> k_samples;
-  std::vector<std::uint16_t> v_samples;
-  for (const HeadMoments& head : heads) {
-    if (head.sample_positions != positions || head.tokens != heads.front().tokens || head.queries != heads.front().queries) {
-      fail("layer {}: its heads saw different tokens, so its moments cannot be saved", shape.layer);
-    }
-    for_each_sum(head, shape, [&](const char* name, const auto& member, int rows, int cols) {
-      if (member.size() != static_cast<Eigen::Index>(std::max(rows, 1)) * cols) {
-        fail("layer {}: its {} does not have the layer's shape", shape.layer, name);
+  void moments() {
+    const auto& positions = heads_.front().sample_positions;
+    const auto n = static_cast<std::int64_t>(positions.size());
+    for (const HeadMoments& head : heads_) {
+      if (head.sample_positions != positions || head.tokens != heads_.front().tokens ||
+          head.queries != heads_.front().queries) {
+        fail("layer {}: its heads saw different tokens, so its moments cannot be saved", shape_.layer);
       }
-      sums[name].insert(sums[name].end(), member.data(), member.data() + member.size());
-      shapes[name] = rows == 0 ? std::vector<std::int64_t>{n_heads, cols} : std::vector<std::int64_t>{n_heads, rows, cols};
+      for_each_sum(head, shape_, [&](const char* name, const auto& member, int rows, int cols) {
+        if (member.size() != static_cast<Eigen::Index>(std::max(rows, 1)) * cols) {
+          fail("layer {}: its {} does not have the layer's shape", shape_.layer, name);
+        }
+      });
+    }
+    for_each_sum(heads_.front(), shape_, [&](const char* name, const auto& first, int rows, int cols) {
+      using Member = std::remove_cvref_t<decltype(first)>;
+      const auto shape =
+          rows == 0 ? std::vector<std::int64_t>{n_heads_, cols} : std::vector<std::int64_t>{n_heads_, rows, cols};
+      add(name, "F64", shape, [name, this_shape = &shape_](const ByteSink& sink, const HeadMoments& head) {
+        for_each_sum(head, *this_shape, [&](const char* other, const auto& member, int, int) {
+          if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, Member>) {
+            if (std::string_view(other) == name) give(sink, member.data(), static_cast<std::size_t>(member.size()));
+          }
+        });
+      });
     });
-    weights.push_back(head.sst_weight);
-    append_halves(head.k_samples, k_samples);
-    append_halves(head.v_samples, v_samples);
+    add("sst_weight", "F64", {n_heads_},
+        [](const ByteSink& sink, const HeadMoments& head) { give(sink, &head.sst_weight, 1); });
+    add("k_samples", "F16", {n_heads_, n, shape_.k_dim},
+        [](const ByteSink& sink, const HeadMoments& head) { give_halves(sink, head.k_samples); });
+    add("v_samples", "F16", {n_heads_, n, shape_.v_dim},
+        [](const ByteSink& sink, const HeadMoments& head) { give_halves(sink, head.v_samples); });
+    add_once("sample_positions", positions);
   }
-  for (const auto& [name, values] : sums) {
-    file.tensors[tensor_name(shape.layer, name)] = to_tensor(std::span<const double>(values), shapes[name]);
+
+  void importance() {
+    const HeadImportance& first = heads_.front().importance;
+    const auto n = static_cast<std::int64_t>(first.sample_positions.size());
+    const Eigen::Index joint = joint_size(shape_);
+    for (const HeadMoments& head : heads_) {
+      const HeadImportance& i = head.importance;
+      if (i.metric.rows() != shape_.k_dim || i.joint.rows() != joint || i.sample_positions != first.sample_positions ||
+          i.tokens != first.tokens) {
+        fail("layer {}: the importance of its heads does not fit together, so it cannot be saved", shape_.layer);
+      }
+    }
+    const auto matrix = [](MatrixD HeadImportance::*member) {
+      return [member](const ByteSink& sink, const HeadMoments& head) {
+        const MatrixD& m = head.importance.*member;
+        give(sink, m.data(), static_cast<std::size_t>(m.size()));
+      };
+    };
+    add("importance.metric", "F64", {n_heads_, shape_.k_dim, shape_.k_dim}, matrix(&HeadImportance::metric));
+    add("importance.joint", "F64", {n_heads_, joint, joint}, matrix(&HeadImportance::joint));
+    add("importance.pair_weight", "F64", {n_heads_},
+        [](const ByteSink& sink, const HeadMoments& head) { give(sink, &head.importance.pair_weight, 1); });
+    add("importance.output_energy", "F64", {n_heads_},
+        [](const ByteSink& sink, const HeadMoments& head) { give(sink, &head.importance.output_energy, 1); });
+    add("importance.keys", "F16", {n_heads_, n, shape_.k_dim}, [](const ByteSink& sink, const HeadMoments& head) {
+      give(sink, head.importance.sample_keys.data(), head.importance.sample_keys.size());
+    });
+    add("importance.weights", "F32", {n_heads_, n}, [](const ByteSink& sink, const HeadMoments& head) {
+      give(sink, head.importance.sample_weights.data(), head.importance.sample_weights.size());
+    });
+    add_once("importance.positions", first.sample_positions);
   }
-  file.tensors[tensor_name(shape.layer, "sst_weight")] = to_tensor(std::span<const double>(weights), {n_heads});
-  file.tensors[tensor_name(shape.layer, "k_samples")] = raw_tensor("F16", {n_heads, n, shape.k_dim}, k_samples);
-  file.tensors[tensor_name(shape.layer, "v_samples")] = raw_tensor("F16", {n_heads, n, shape.v_dim}, v_samples);
-  file.tensors[tensor_name(shape.layer, "sample_positions")] = raw_tensor("I32", {n}, positions);
-}
+
+ private:
+  using WriteHead = std::function<void(const ByteSink&, const HeadMoments&)>;
+  void add(std::string_view name, const char* dtype, std::vector<std::int64_t> shape, WriteHead write) {
+    out_.push_back({tensor_name(shape_.layer, name), dtype, std::move(shape),
+                    [heads = &heads_, write = std::move(write)](const ByteSink& sink) {
+                      for (const HeadMoments& head : *heads) write(sink, head);
+                    }});
+  }
+  void add_once(std::string_view name, const std::vector<std::int32_t>& values) {
+    out_.push_back(
+        {tensor_name(shape_.layer, name), "I32", {static_cast<std::int64_t>(values.size())}, [&values](const ByteSink& sink) {
+           give(sink, values.data(), values.size());
+         }});
+  }
+
+  const LayerShape& shape_;
+  const Heads& heads_;
+  std::int64_t n_heads_;
+  std::vector<TensorSource>& out_;
+};
 
 // Tensors of a file under their expected dtype and shape; every one must be asked for in the end.
 class Reader {
  public:
-  explicit Reader(const std::string& path) : path_(path), file_(read_safetensors(path)) {}
+  explicit Reader(const std::string& path) : path_(path), file_(read_safetensors(path)), count_(file_.tensors.size()) {}
 
   const std::string& metadata() const {
     const auto found = file_.metadata.find("oscar");
@@ -173,14 +198,20 @@ class Reader {
     return found->second.shape[0];
   }
 
+  // What has been read of a layer is not needed any more.
+  void forget(int layer) {
+    const std::string prefix = tensor_name(layer, "");
+    std::erase_if(file_.tensors, [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  }
+
   void require_all_used() const {
-    if (used_ != file_.tensors.size()) fail("'{}' has {} tensors, but {} belong there", path_, file_.tensors.size(), used_);
+    if (used_ != count_) fail("'{}' has {} tensors, but {} belong there", path_, count_, used_);
   }
 
  private:
   std::string path_;
   SafeTensors file_;
-  std::size_t used_ = 0;
+  std::size_t count_, used_ = 0;
 };
 
 void load_importance(const LayerShape& shape, std::int64_t tokens, Reader& reader, Heads& heads) {
@@ -284,7 +315,7 @@ void save_moments(const ModelMoments& moments, const std::string& path) {
       {"layers", nlohmann::json::array()},
   };
   for (const TextSource& source : moments.sources) meta["sources"].push_back(to_json(source));
-  SafeTensors file;
+  std::vector<TensorSource> tensors;
   for (std::size_t i = 0; i < moments.shapes.size(); ++i) {
     const LayerShape& shape = moments.shapes[i];
     const Heads& heads = moments.layers[i];
@@ -295,16 +326,16 @@ void save_moments(const ModelMoments& moments, const std::string& path) {
       }
       layer["tokens"] = heads.front().tokens;
       layer["queries"] = heads.front().queries;
-      save_layer(shape, heads, file);
+      LayerTensors of_layer(shape, heads, tensors);
+      of_layer.moments();
       if (!heads.front().importance.empty()) {
         layer["importance_tokens"] = heads.front().importance.tokens;
-        save_importance(shape, heads, file);
+        of_layer.importance();
       }
     }
     meta["layers"].push_back(layer);
   }
-  file.metadata["oscar"] = meta.dump();
-  write_safetensors(file, path);
+  write_safetensors(std::move(tensors), {{"oscar", meta.dump()}}, path);
 }
 
 ModelMoments load_moments(const std::string& path) {
@@ -339,6 +370,7 @@ ModelMoments load_moments(const std::string& path) {
     if (layer.contains("importance_tokens") && !moments.layers.back().empty()) {
       load_importance(shape, json_integer(layer, "importance_tokens", what, 0), reader, moments.layers.back());
     }
+    reader.forget(shape.layer);
   }
   reader.require_all_used();
   return moments;

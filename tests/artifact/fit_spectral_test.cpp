@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 
+#include "artifact/fit_quality.h"
 #include "method/synthetic_layer.h"
 #include "oscar/base/error.h"
 #include "oscar/codec/spectral.h"
@@ -555,6 +556,53 @@ TEST(FitSpectral, NeedsImportance) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("layer 5"), testing::HasSubstr("calibrate again")));
   }
+}
+
+// Output energies that put the noise of coded keys, relative to the output, at `relative` when K has `bits`.
+std::vector<HeadMoments> with_noise(const Activations& a, double bits, double relative) {
+  std::vector<HeadMoments> heads = heads_of(a);
+  const Fitted f = fitted(a);
+  double noise = 0;
+  for (const HeadQuality& head : measure(f.layer, spectral_recipe(bits), f.heads)) noise += head.key_noise;
+  for (HeadMoments& head : heads)
+    head.importance.output_energy = noise / (relative * relative) / static_cast<double>(heads.size());
+  return heads;
+}
+
+TEST(FitSpectral, TheVerdictNamesTheFlag) {
+  const Activations a = steep_layer(64, 1100, 53, RopePairing::neox, 0.97);
+  const auto verdict = [&](double bits, double relative, const char* layer_bits = "none") {
+    FitOptions options;
+    options.recipe = spectral_recipe();
+    set_rates(options.recipe, {std::nullopt, std::nullopt, parse_layer_rates(layer_bits)});
+    FitReport report;
+    fit(model_of(a, with_noise(a, bits, relative)), options, &report);
+    return report;
+  };
+  using testing::HasSubstr;
+  using testing::StartsWith;
+  FitReport report = verdict(2, 0.09);
+  EXPECT_THAT(report.verdict, StartsWith("go: coded keys add at most 9.0 % to a layer's output (layer 5)"));
+  EXPECT_TRUE(report.advised_layer_bits.empty());
+  report = verdict(2, 0.105);  // half a bit is enough
+  EXPECT_THAT(report.verdict, StartsWith("go with --layer-bits 5:k2.5: coded keys add at most 10.5 %"));
+  EXPECT_EQ(to_text(report.advised_layer_bits), "5:k2.5");
+  report = verdict(2.5, 0.105);
+  EXPECT_THAT(report.verdict, StartsWith("go with --layer-bits 5:k3: "));
+  EXPECT_THAT(report.verdict, HasSubstr("--layer-bits 5:k3 makes it "));
+  // What the recipe says already is kept; where it has the rate, nothing more is to be said.
+  report = verdict(2.5, 0.105, "5:v3");
+  EXPECT_THAT(report.verdict, StartsWith("go with --layer-bits 5:3: "));
+  report = verdict(3, 0.095, "5:k3");
+  EXPECT_THAT(report.verdict, StartsWith("go: coded keys add at most 9.5 %"));
+  EXPECT_EQ(to_text(report.advised_layer_bits), "5:k3");
+  report = verdict(3, 0.2);
+  EXPECT_TRUE(report.go);
+  EXPECT_THAT(report.verdict, testing::AllOf(StartsWith("go, with care: "), HasSubstr("--layer-bits 5:k3 makes it 20.0 %"),
+                                             HasSubstr("even with 3 bits for K it stays over 10 % in layers 5")));
+  report = verdict(3, 0.6);
+  EXPECT_FALSE(report.go);
+  EXPECT_THAT(report.verdict, StartsWith("no-go: even with 3 bits for K the noise stays over 50 % in layers 5"));
 }
 
 // Head sizes that the format cannot hold must not take int2 away.

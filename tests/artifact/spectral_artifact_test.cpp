@@ -262,6 +262,11 @@ TEST(SpectralArtifact, StateDigestTellsRecipesApart) {
   differs([](Recipe& r) { r.k_bits = 2.0; });
   differs([](Recipe& r) { r.v_bits = 2.0; });
   differs([](Recipe& r) { r.k_mean = MeanMode::none; });
+  differs([](Recipe& r) { set_rates(r, {std::nullopt, std::nullopt, parse_layer_rates("0:3")}); });
+  differs([](Recipe& r) { set_rates(r, {std::nullopt, std::nullopt, parse_layer_rates("0:k3")}); });
+  Recipe same = base;  // K of layer 2 has 2.5 bits anyway
+  set_rates(same, {std::nullopt, std::nullopt, parse_layer_rates("2:k2.5")});
+  EXPECT_EQ(state_digest(artifact, same), digest);
   artifact.layers[2].spectral.v_signs(0, 0) *= -1.0F;
   save_artifact(artifact, scratch.path("b"));
   EXPECT_TRUE(seen.insert(state_digest(artifact, base)).second);
@@ -284,6 +289,52 @@ TEST(SpectralCodecs, AreTheRecipes) {
   EXPECT_EQ(make_codecs(artifact.layers[2], other).v->row_bytes(), 2U * (6 + 1));
   other.codec = "int2";
   EXPECT_EQ(make_codecs(artifact.layers[2], other).k->name(), "int2");
+}
+
+TEST(SpectralCodecs, LayersMayHaveTheirOwnRates) {
+  const Scratch scratch;
+  Artifact artifact = spectral_artifact();
+  set_rates(artifact.recipe, {std::nullopt, std::nullopt, parse_layer_rates("0:k2,2:3")});
+  save_artifact(artifact, scratch.path("a"));
+  const Artifact loaded = load_artifact(scratch.path("a"));
+  EXPECT_EQ(to_text(loaded.recipe.layer_bits), "0:k2,2:3");
+  const LayerCodecs first = make_codecs(loaded.layers[0], loaded.recipe);
+  const LayerCodecs last = make_codecs(loaded.layers[2], loaded.recipe);
+  EXPECT_EQ(first.k->row_bytes(), 4U + 4 + 2);  // K 2, V 1.5
+  EXPECT_EQ(first.v->row_bytes(), 2U * (3 + 1));
+  EXPECT_EQ(last.k->row_bytes(), 8U + 4 + 2);  // K 3, V 3
+  EXPECT_EQ(last.v->row_bytes(), 2U * (6 + 1));
+  const Rates mean = mean_rates(loaded, loaded.recipe);
+  EXPECT_EQ(mean.k, 2.5);
+  EXPECT_EQ(mean.v, 2.25);
+}
+
+TEST(SpectralCodecs, GivenRatesHoldForAllLayersAndGivenLayersReplaceTheRecipes) {
+  Recipe recipe = spectral_artifact().recipe;  // K 2.5, V 1.5
+  const auto given = [&](std::optional<double> k, std::optional<double> v, const char* layers) {
+    GivenRates rates{k, v, std::nullopt};
+    if (layers != nullptr) rates.layers = parse_layer_rates(layers);
+    set_rates(recipe, rates);
+    return fmt::format("{} {} {}", recipe.k_bits, recipe.v_bits, to_text(recipe.layer_bits));
+  };
+  EXPECT_EQ(given({}, {}, "0:3,2:2.5/3"), "2.5 1.5 0:3,2:v3");
+  EXPECT_EQ(given({}, {}, nullptr), "2.5 1.5 0:3,2:v3");
+  EXPECT_EQ(given(2.0, {}, nullptr), "2 1.5 0:v3,2:v3");
+  EXPECT_EQ(given({}, 3.0, nullptr), "2 3 none");
+  EXPECT_EQ(given(1.5, {}, "0:k3"), "1.5 3 0:k3");
+  EXPECT_EQ(given({}, {}, "none"), "1.5 3 none");
+}
+
+TEST(SpectralCodecs, LayersThatAreNotCodedTakeNoRate) {
+  Artifact artifact = spectral_artifact();
+  const auto error = [&](const char* layers) {
+    artifact.recipe.layer_bits = parse_layer_rates(layers);
+    return error_of([&] { validate(artifact); });
+  };
+  EXPECT_THAT(error("2-3:3"), AllOf(HasSubstr("names layer 3"), HasSubstr("its layers are 0 to 2")));
+  EXPECT_THAT(error("0-2:3"), AllOf(HasSubstr("names layer 1"), HasSubstr("sliding window")));
+  EXPECT_THAT(error_after([](SafeTensors&, nlohmann::json& metadata) { metadata["recipe"]["layer_bits"] = "0:7"; }),
+              HasSubstr("gives '7' bits"));
 }
 
 TEST(SpectralCodecs, WithoutRopeTheMeanIsAConstant) {

@@ -130,7 +130,7 @@ struct AttendedLayer {
   }
   void feed(ImportanceCollector& collector, std::int64_t chunk) const {
     for (std::int64_t first = 0; first < n; first += chunk)
-      collector.add(block(first, std::min(chunk, n - first)), 0, shape.n_head_kv);
+      collector.add(block(first, std::min(chunk, n - first)), 0, shape.n_head);
     collector.end_sequence();
   }
 

@@ -241,10 +241,10 @@ TEST_P(ImportanceOf, HeadRangesAndThreadsDoNotMatter) {
   a.feed(whole, 64);
   ImportanceCollector split(a.shape, kSmall, a.metric);
   std::vector<std::thread> threads;
-  for (int h = 0; h < 2; ++h) {
-    threads.emplace_back([&, h] {
+  for (const auto& [begin, end] : {std::pair(0, 1), std::pair(1, 4)}) {  // through the first KV head's query heads
+    threads.emplace_back([&, begin = begin, end = end] {
       for (std::int64_t first = 0; first < a.n; first += 64)
-        split.add(a.block(first, std::min<std::int64_t>(64, a.n - first)), h, h + 1);
+        split.add(a.block(first, std::min<std::int64_t>(64, a.n - first)), begin, end);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -366,9 +366,9 @@ TEST(Importance, MergeEqualsOneCollector) {
 TEST(Importance, MistakesAreNamed) {
   const AttendedLayer a = plain_layer(40, 1);
   ImportanceCollector collector(a.shape, kSmall, nullptr);
-  collector.add(a.block(0, 10), 0, 2);
+  collector.add(a.block(0, 10), 0, 4);
   try {
-    collector.add(a.block(20, 10), 0, 2);
+    collector.add(a.block(20, 10), 0, 4);
     ADD_FAILURE() << "a gap was accepted";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "layer 3: importance was given position 20 after 10 positions");

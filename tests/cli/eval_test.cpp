@@ -137,6 +137,45 @@ TEST(Report, RetrievalCountsHitsAndAgreement) {
   EXPECT_EQ(rows[3]["questions"], 21);
 }
 
+TEST(Report, ToolsCountChoicesAndAnswers) {
+  EvalFrame frame;
+  frame.calls.emplace_back();
+  frame.answers = true;
+  MethodResult base, other;
+  base.name = "exact";
+  other.name = "x";
+  base.chats.emplace_back();
+  other.chats.emplace_back();
+  for (int i = 0; i < 20;
+       ++i) {  // exact is always right; the other calls the right function, with the right code half of the time
+    frame.calls[0].push_back({2, 8, 1, 6});
+    base.chats[0].push_back({{2, 0.9}, {1, 0.8}, {5, 6}, true, true, true});
+    const bool right = i % 2 == 0;
+    other.chats[0].push_back({{2, 0.5}, {right ? 1 : 0, 0.25}, {5, right ? 6 : 7}, i < 15, i < 12, right});
+  }
+  const auto rows = tool_rows({base, other}, frame);
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(rows[0]["call_right"], 1.0);
+  EXPECT_EQ(rows[0]["same_answer"], 1.0);
+  const auto& row = rows[1];
+  EXPECT_EQ(row["requests"], 20);
+  EXPECT_EQ(row["function_accuracy"], 1.0);
+  EXPECT_DOUBLE_EQ(row["function_chance"].get<double>(), 1.0 / 8);
+  EXPECT_DOUBLE_EQ(row["function_probability"].get<double>(), 0.5);
+  EXPECT_EQ(row["argument_accuracy"], 0.5);
+  EXPECT_EQ(row["same_argument"], 0.5);
+  EXPECT_EQ(row["same_function"], 1.0);
+  EXPECT_EQ(row["json_valid"], 0.75);
+  EXPECT_EQ(row["call_valid"], 0.6);
+  EXPECT_EQ(row["call_right"], 0.5);
+  EXPECT_EQ(row["same_answer"], 0.5);
+  EXPECT_LT(row["json_valid_ci"][0], 0.75);
+  frame.answers = false;
+  EXPECT_FALSE(tool_rows({base, other}, frame)[1].contains("json_valid"));
+  frame.calls[0].pop_back();
+  EXPECT_TRUE(tool_rows({base, other}, frame).empty());  // 19 are no sample
+}
+
 // One token per word and separator, so that positions can be read off; the vocabulary grows as words are seen.
 class Words {
  public:

@@ -79,6 +79,30 @@ class Eval(unittest.TestCase):
         self.assertGreaterEqual(floor["same_choice"], 0.9)
         self.assertGreater(spectral["same_choice"], 0.6)
 
+    def test_tools(self):
+        words = ["-c", "2560", "--tasks", "tools", "--chats", "1", "--methods", "spectral-2"]
+        rows = json.loads(self.evaluate(*words, "-o", "json").stdout)["tools"]
+        self.assertEqual([(row["method"], row["requests"], row["answers"]) for row in rows],
+                         [(method, 20, 20) for method in ("exact", "noise-floor", "spectral-2")])
+        exact, floor, spectral = rows
+        self.assertGreater(exact["function_accuracy_ci"][0], exact["function_chance"])  # usable even on this model
+        self.assertGreater(exact["argument_accuracy_ci"][0], exact["argument_chance"])
+        self.assertGreater(exact["json_valid"], 0.5)
+        self.assertEqual([exact[key] for key in ("same_function", "same_argument", "same_answer")], [1, 1, 1])
+        for row in rows:
+            self.assertTrue(row["call_right"] <= row["call_valid"] <= row["json_valid"])
+            self.assertTrue(row["json_valid_ci"][0] <= row["json_valid"] <= row["json_valid_ci"][1])
+        self.assertGreaterEqual(floor["same_function"], 0.9)
+        self.assertGreaterEqual(spectral["same_function"], 0.7)
+        again = self.evaluate(*words, "-o", "csv")
+        self.assertIn("3 of 3 measurements are there", again.stderr)
+        table = list(csv.DictReader(again.stdout.splitlines()))
+        self.assertEqual([float(row["json_valid"]) for row in table], [row["json_valid"] for row in rows])
+        self.assertIn("answer is JSON %", self.evaluate(*words).stdout)
+        quick = self.evaluate(*words, "--quick")
+        self.assertIn("no answers", quick.stdout)
+        self.assertTrue(any("task tools needs a context of 2560 tokens" in note for note in self.result["notes"]))
+
     def test_one_continuation_is_no_claim(self):
         self.assertEqual(self.result["continuations"], [])
         self.assertTrue(any("1 greedy continuations are too few" in note for note in self.result["notes"]))
@@ -128,6 +152,8 @@ class Eval(unittest.TestCase):
         self.refused("--rollback", "8", fragment="--rollback 8 is too small")
         self.refused("--sequences", "1000", fragment="use a longer text")
         self.refused("-c", "512", "--tasks", "retrieval", fragment="use a larger -c")
+        self.refused("-c", "1024", "--tasks", "tools", fragment="use a larger -c")
+        self.refused("--variant", "layer_bits=40:3", fragment="names layer 40")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Exec(unittest.TestCase):
         for value in ("off", "0", "on,off"):
             self.refused(oscar("exec", "--", "llama-bench", "-fa", value), f"-fa {value}", "flash-attention")
         self.refused(oscar("exec", "--mode", "stock", "--", self.script("exit 0")), "start it directly")
+        self.refused(oscar("exec", "--layer-bits", "0:8", "--", self.script("exit 0")), "'0:8'", "only 1.5, 2, 2.5 or 3 exist")
         self.refused(oscar("exec", "--sink", "few", "--", self.script("exit 0")), "counts tokens")
 
     def test_static_programs_are_refused(self):
@@ -66,13 +67,14 @@ class Exec(unittest.TestCase):
         self.refused(done, "no calibration artifact for model.gguf", "oscar calibrate -m model.gguf")
 
     def test_what_the_program_gets(self):
-        done = oscar("exec", "--sink", "32", "--k-mean", "none", "--", self.script("env; echo args $*", "llama-server"), "-x", "a b")
+        done = oscar("exec", "--sink", "32", "--k-mean", "none", "--layer-bits", "0:3,5-7:k2.5", "--", self.script("env; echo args $*", "llama-server"), "-x", "a b")
         environment = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
         plugin = environment["GGML_BACKEND_PATH"]
         self.assertTrue(plugin.endswith("liboscar-llama.so"))
         self.assertEqual(environment["LD_PRELOAD"].split(":")[0], plugin)
         self.assertEqual((environment["OSCAR_MODE"], environment["OSCAR_STRICT"]), ("oscar", "1"))
-        self.assertEqual((environment["OSCAR_SINK"], environment["OSCAR_K_MEAN"]), ("32", "none"))
+        self.assertEqual((environment["OSCAR_SINK"], environment["OSCAR_K_MEAN"], environment["OSCAR_LAYER_BITS"]),
+                         ("32", "none", "0:3,5-7:k2.5"))
         self.assertEqual((environment["LLAMA_ARG_FLASH_ATTN"], environment["LLAMA_ARG_CACHE_RAM"]), ("on", "0"))
         self.assertIn("args -x a b\n", done.stdout)
         self.assertIn("--cache-ram 0", done.stderr)

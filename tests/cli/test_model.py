@@ -163,6 +163,20 @@ class Model(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(hashlib.sha256((again / self.artifact.name).read_bytes()).hexdigest(), sha256)
 
+    def test_layer_rates_are_kept_in_the_artifact(self):
+        output = self.folder / "rates.oscar.safetensors"
+        done = oscar("calibrate", "--from-moments", self.moments, "-o", output, "--layer-bits", "3:3,1-2:k2.5", "--format", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        fitted = json.loads(done.stdout)
+        self.assertEqual(fitted["recipe"]["layer_bits"], "1-2:k2.5,3:3")
+        seen = json.loads(oscar("inspect", output, "-o", "json").stdout)
+        self.assertEqual(seen["layer_bits"], "1-2:k2.5,3:3")
+        self.assertAlmostEqual(seen["bits_per_element"], 2.125 + (1 + 2 * 0.25) / 30)
+        for rates, fragment in (("30:3", "names layer 30"), ("0:3,0:k2", "a second rate for K")):
+            done = oscar("calibrate", "--from-moments", self.moments, "-o", self.folder / "never.safetensors", "--layer-bits", rates)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(fragment, done.stderr)
+
     def test_run_answers_from_the_coded_cache(self):
         document = self.folder / "document.txt"
         document.write_text(TEXT.read_text()[:2600])
@@ -212,11 +226,12 @@ class Model(unittest.TestCase):
         self.assertEqual(same["PPL"], base["PPL"])
 
     def test_compare_variants_against_one_base(self):
+        by_layer = "layer_bits=0:3,4-5:k3,k_bits=2"
         r = json.loads(self.compare("--variant", "codec=int2,k_mean=none", "--variant", "recent=450", "--variant", "k_bits=3,v_bits=1.5",
-                                    "-o", "json").stdout)
-        self.assertEqual([v["name"] for v in r["variants"]], ["oscar", "codec=int2,k_mean=none", "recent=450", "k_bits=3,v_bits=1.5"])
+                                    "--variant", by_layer, "-o", "json").stdout)
+        self.assertEqual([v["name"] for v in r["variants"]], ["oscar", "codec=int2,k_mean=none", "recent=450", "k_bits=3,v_bits=1.5", by_layer])
         self.assertEqual(r["positions"], 576 - 352 - 1)
-        coded, plain, nearly_exact, other_rates = r["variants"]
+        coded, plain, nearly_exact, other_rates, layers = r["variants"]
         for v in r["variants"]:
             self.assertGreater(v["kl_mean"], 0)
             self.assertTrue(v["kl_mean_ci"][0] <= v["kl_mean"] <= v["kl_mean_ci"][1])
@@ -230,6 +245,7 @@ class Model(unittest.TestCase):
         self.assertEqual(r["base"]["bits_per_element"], 16)
         self.assertAlmostEqual(coded["bits_per_element"], 2.125)
         self.assertAlmostEqual(other_rates["bits_per_element"], 2.25 + 0.125)
+        self.assertAlmostEqual(layers["bits_per_element"], 2.125 + (1 + 2 * 0.5) / 30)
         self.assertAlmostEqual(plain["bits_per_element"], 2.5)
         # Counted and reported: what the quantiser had to clamp, a few per cent by design.
         self.assertIsNone(r["base"]["saturated_share"])

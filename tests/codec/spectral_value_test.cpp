@@ -355,7 +355,7 @@ TEST(SpectralValue, C5_BadConfigurationsAreRefusedByName) {
   expect_refused([](Config& c) { c.head_dim = 72; }, "head_dim of V is 72; it must be a multiple of 16");
   expect_refused([](Config& c) { c.head_dim = 2048; }, "head_dim of V is 2048");
   for (const double bits : {0.0, 1.0, 1.75, 3.5, 4.0, -2.0}) {
-    expect_refused([&](Config& c) { c.bits = bits; }, "bits for V; 1.5, 2, 2.5 and 3 are possible");
+    expect_refused([&](Config& c) { c.bits = bits; }, "bits for V are not 1.5, 2, 2.5 or 3");
   }
   expect_refused([](Config& c) { c.bits = std::numeric_limits<double>::quiet_NaN(); }, "nan bits for V");
   expect_refused([](Config& c) { c.signs = MatrixF(); }, "V needs signs [2, 64] of +1 and -1");

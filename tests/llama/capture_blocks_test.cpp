@@ -173,7 +173,7 @@ TEST(CaptureBlocks, ImportanceIsTheCollectorsOfTheSameRows) {
       block.scale = 0.7F;
       block.softcap = 2.0F;
       block.sinks = sinks.data();
-      expected.add(block, 0, Batch::kHeadsKv);
+      expected.add(block, 0, Batch::kHeads);
     }
     expected.end_sequence();
     EXPECT_EQ(expected.heads()[0].tokens, 400 - 320);

@@ -63,6 +63,24 @@ TEST_F(Spectral, ServesEverythingWithinTheReference) {
   }
 }
 
+// Layers with rates of their own: the configuration line says it, and the bits are those of all layers together.
+TEST_F(Spectral, LayersHaveTheirOwnRates) {
+  const json script = {context({{"n_ctx", 512}}), decode(part(0, 1, 0, 200), 1, 128), stats_step()};
+  const std::string artifact = fitted_artifact(smollm2());
+  const RunResult run =
+      spectral(smollm2(), script, artifact, {{"OSCAR_CHECK", "1"}, {"OSCAR_LAYER_BITS", "0:3,1:3/2.5,5-7:k3"}});
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_NE(run.errors.find("spectral, K 2 bits V 2 bits, by layer 0:3,1:3/2.5,5-7:k3 |"), std::string::npos) << run.errors;
+  EXPECT_LE(run.stats().at("worst_relative_error").get<double>(), 2e-5);
+  EXPECT_NEAR(run.stats().at("caches").at(0).at("bits_per_element").get<double>(), 2.125 + (1 + 0.75 + 3 * 0.5) / 30, 1e-9);
+  for (const auto& [value, fragment] :
+       {std::pair("0:7", "gives '7' bits"), std::pair("30:3", "names layer 30, which this model does not have")}) {
+    const RunResult refused = spectral(smollm2(), script, artifact, {{"OSCAR_LAYER_BITS", value}});
+    EXPECT_EQ(refused.exit_code, 3) << refused.errors;
+    EXPECT_NE(refused.errors.find(fragment), std::string::npos) << refused.errors;
+  }
+}
+
 TEST_F(Spectral, TheArtifactMustHoldIt) {
   const json script = {context({{"n_ctx", 512}}), decode(part(0, 1, 0, 100), 1), stats_step()};
   const RunResult run = spectral(smollm2(), script, write_hadamard_artifact(scratch_, smollm2()));
@@ -94,7 +112,8 @@ TEST_F(Spectral, RestoredContextContinuesBitForBit) {
     if (whole) continue;
     EXPECT_TRUE(StateFile(file).packed(0, 100));
     // The same artifact, but codes of another kind.
-    for (const auto& [key, value] : {std::pair("OSCAR_CODEC", "int2"), std::pair("OSCAR_K_BITS", "2.5")}) {
+    for (const auto& [key, value] :
+         {std::pair("OSCAR_CODEC", "int2"), std::pair("OSCAR_K_BITS", "2.5"), std::pair("OSCAR_LAYER_BITS", "29:v3")}) {
       const RunResult refused = spectral(smollm2(), {context(), load, next, stats_step()}, artifact, {{key, value}});
       EXPECT_EQ(refused.exit_code, 3) << refused.errors;
       EXPECT_NE(refused.errors.find("artifact"), std::string::npos) << refused.errors;

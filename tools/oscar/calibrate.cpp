@@ -33,8 +33,9 @@ namespace fs = std::filesystem;
 struct CalibrateOptions {
   HostOptions host;
   std::vector<std::string> texts;
-  std::string output, moments, resume, from_moments, codec = "spectral", k_bits = "2", v_bits = "2", rotation = "per-head",
-                                                     k_mean, v_mean, k_objective, v_objective, format = "md";
+  std::string output, moments, resume, from_moments;
+  std::string codec = "spectral", k_bits, v_bits, layer_bits, rotation = "per-head", k_mean, v_mean, k_objective, v_objective,
+              format = "md";
   std::int64_t tokens = 32768, token_floor = 1024;
   int save_every = 0, group_size = 0;
   float clip_k = -1.0F, clip_v = -1.0F;
@@ -44,20 +45,17 @@ constexpr std::int64_t kRecommendedTokens = 32768;
 constexpr std::size_t kFewDifferent = 200;  // 1000 tokens of prose or code have more
 [[maybe_unused]] constexpr int kSaveTokens = 4096;
 
-double parse_bits(const char* flag, const std::string& text) {
-  for (const double rate : kSpectralRates) {
-    if (text == fmt::format("{}", rate)) return rate;
-  }
-  fail("{} is {}, but only {} bits exist", flag, text, fmt::join(kSpectralRates, ", "));
-}
-
 FitOptions fit_options(const CalibrateOptions& options) {
   FitOptions fit;
   if (options.codec != "spectral" && options.codec != "int2")
     fail("--codec is {}, but only spectral and int2 exist", options.codec);
   fit.recipe.codec = options.codec;
-  fit.recipe.k_bits = parse_bits("--k-bits", options.k_bits);
-  fit.recipe.v_bits = parse_bits("--v-bits", options.v_bits);
+  Settings rates;
+  rates.k_bits = options.k_bits;
+  rates.v_bits = options.v_bits;
+  rates.layer_bits = options.layer_bits;
+  check(rates);
+  set_rates(fit.recipe, given_rates(rates));
   if (options.rotation == "per-head")
     fit.recipe.per_head = true;
   else if (options.rotation == "layer")
@@ -231,6 +229,7 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
     out["recipe"] = {{"codec", artifact.recipe.codec},
                      {"k_bits", artifact.recipe.k_bits},
                      {"v_bits", artifact.recipe.v_bits},
+                     {"layer_bits", to_text(artifact.recipe.layer_bits)},
                      {"k_mean", std::string(to_string(artifact.recipe.k_mean))},
                      {"v_mean", std::string(to_string(artifact.recipe.v_mean))},
                      {"k_objective", artifact.recipe.k_objective},
@@ -244,6 +243,7 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
     out["heads"] = head_table(report).json();
     out["warnings"] = report.warnings;
     out["verdict"] = report.verdict;
+    out["advised_layer_bits"] = to_text(report.advised_layer_bits);
     print(out.dump(1) + "\n");
     return kOk;
   }
@@ -302,7 +302,14 @@ class Calibration {
   Calibration(const CalibrateOptions& options, fs::path moments_path)
       : options_(options), moments_path_(std::move(moments_path)), description_(describe_model(Gguf(options.host.model))) {}
 
-  ModelMoments collect(Run& run) {
+  // The moments are in the file afterwards, and nothing of the run is left in memory.
+  void collect(Run& run) {
+    run_model(run);
+    Plugin::capture_end();
+  }
+
+ private:
+  void run_model(Run& run) {
     std::vector<TextSource> done;
     if (!options_.resume.empty()) done = resumed_sources();
     Plugin::start(true, options_.host.verbose);
@@ -332,10 +339,8 @@ class Calibration {
     checkpoint();
     run.peak_rss = peak_rss_bytes();
     run.ggml = ggml_version();
-    return load_moments(moments_path_.string());
   }
 
- private:
   void give_output_metrics() const {
     const Gguf file(options_.host.model);
     std::vector<int> missing;
@@ -361,14 +366,18 @@ class Calibration {
     return moments.sources;
   }
 
-  nlohmann::json model_json() const {
+  nlohmann::json sources_json() const {
     nlohmann::json sources = nlohmann::json::array();
     for (const TextSource& s : all_sources()) sources.push_back({{"name", s.name}, {"sha256", s.sha256}, {"tokens", s.tokens}});
+    return sources;
+  }
+
+  nlohmann::json model_json() const {
     return {{"fingerprint", description_.fingerprint},
             {"architecture", description_.architecture},
             {"name", description_.name},
             {"n_layer", description_.n_layer},
-            {"sources", sources}};
+            {"sources", sources_json()}};
   }
 
   std::vector<TextSource> all_sources() const {
@@ -435,12 +444,8 @@ class Calibration {
 
   // Whole sequences only, so that going on from the file equals never having stopped.
   void checkpoint() {
-    const std::string partial = moments_path_.string() + ".partial";
-    Plugin::capture_save(partial);
-    ModelMoments moments = load_moments(partial);
-    moments.sources = all_sources();  // what was really fed, known only now
-    save_moments(moments, moments_path_.string());
-    fs::remove(partial);
+    Plugin::capture_sources(sources_json());  // what was really fed, known only now
+    Plugin::capture_save(moments_path_.string());
     saved_ = fed_;
   }
 
@@ -468,6 +473,7 @@ int calibrate(CalibrateOptions options) {
   if (options.tokens < 1) fail("-n {} makes no sense: a number of tokens", options.tokens);
   if (options.host.n_ctx < 64) fail("-c {} is too short a sequence: 64 tokens or more", options.host.n_ctx);
   const GgufModel model = describe_model(Gguf(options.host.model));
+  check_layer_bits(fit_options(options).recipe, model.layers);
   const fs::path output = options.output.empty() ? beside_model(options.host.model, ".oscar.safetensors", model.fingerprint)
                                                  : fs::path(options.output);
   fs::path moments_path = options.moments;
@@ -481,8 +487,8 @@ int calibrate(CalibrateOptions options) {
     moments_path = stem + ".moments.safetensors";
   }
   Run run;
-  const ModelMoments moments = Calibration(options, moments_path).collect(run);
-  return finish(moments, options, output, moments_path.string(), run);
+  Calibration(options, moments_path).collect(run);
+  return finish(load_moments(moments_path.string()), options, output, moments_path.string(), run);
 }
 
 #else
@@ -518,7 +524,8 @@ void add_calibrate(CommandLine& line) {
       "mean, how "
       "far the heads share their main axes (near 1: one rotation per layer would do), clip thresholds of int2, and notes on "
       "worrying "
-      "heads. The last line is a verdict.");
+      "heads. The last line is a verdict; where single layers need more bits it says with which --layer-bits (of run, exec and "
+      "the others, or given here with --from-moments, which writes it into the artifact).");
   options->host.n_ctx = 4096;
   add_host(command, options->host, "length of a sequence");
   command.option("-f,--file", options->texts, "FILE", "text to calibrate on; repeatable, texts take turns")
@@ -530,8 +537,7 @@ void add_calibrate(CommandLine& line) {
   command.option("--resume", options->resume, "FILE", "go on from these moments");
   command.option("--from-moments", options->from_moments, "FILE", "only fit; the model is not run");
   command.option("--codec", options->codec, "NAME", "codec the artifact asks for: spectral (default) or int2; it holds both");
-  command.option("--k-bits", options->k_bits, "BITS", "spectral: bits per element of K, 1.5, 2, 2.5 or 3");
-  command.option("--v-bits", options->v_bits, "BITS", "spectral: bits per element of V, 1.5, 2, 2.5 or 3");
+  add_rates(command, options->k_bits, options->v_bits, options->layer_bits, "default: 2, for all layers");
   command.option("--rotation", options->rotation, "WHICH", "one rotation per-head or per layer");
   command.option("--k-mean", options->k_mean, "MODE", "mean removed from K: rope (default), static or none", "OSCAR_K_MEAN");
   command.option("--v-mean", options->v_mean, "MODE", "mean removed from V: none (default) or static", "OSCAR_V_MEAN");
@@ -552,11 +558,13 @@ void add_calibrate(CommandLine& line) {
   command.json_key("model_fingerprint, architecture, sources[]", "what was calibrated, on what: {name, sha256, tokens}");
   command.json_key("tokens, run_tokens, run_seconds, tokens_per_second, peak_rss_bytes",
                    "in all; by this run (0: only fitted)");
-  command.json_key("recipe", "{codec, k_bits, v_bits, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
+  command.json_key("recipe",
+                   "{codec, k_bits, v_bits, layer_bits, k_mean, v_mean, k_objective, v_objective, rotation, group_size}");
   command.json_key("heads[]",
                    "{layer, head, key_noise, key_noise_int2, output_energy (squares at the layer's output), k_error, v_error, "
                    "mean_share, head_overlap, clip_k, clip_v, flag}; shares, not percent");
   command.json_key("warnings[], verdict", "sentences");
+  command.json_key("advised_layer_bits", "the --layer-bits of the verdict: what is needed so that no layer is noisy");
   command.action([options] { return calibrate(*options); });
 }
 

@@ -238,7 +238,8 @@ void add_compare(CommandLine& line) {
   command.option("--mode-b", options->mode_b, "MODE", "what is judged: oscar, exact, delegate or stock");
   command
       .option("--variant", options->variants, "KEY=VALUE[,...]",
-              "one more contender: mode-b with these settings (codec, k_bits, v_bits, k_mean, v_mean, clip_k, clip_v, sink, "
+              "one more contender: mode-b with these settings (codec, k_bits, v_bits, layer_bits, k_mean, v_mean, clip_k, "
+              "clip_v, sink, "
               "recent, rollback, artifact, mode); repeatable")
       ->allow_extra_args(false);
   command.option("-s,--seed", options->seed, "N", "of the bootstrap");

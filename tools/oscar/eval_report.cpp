@@ -96,6 +96,56 @@ Json retrieval_row(const MethodResult& r, const Tally& t, const std::string& kin
   return row;
 }
 
+struct ChoiceTally {
+  std::int64_t right = 0, same = 0;
+  double probability = 0, chance = 0;
+  void add(const Choice& choice, const Choice& exact, int is_right, int candidates) {
+    right += choice.chosen == is_right ? 1 : 0;
+    same += choice.chosen == exact.chosen ? 1 : 0;
+    probability += choice.probability;
+    chance += 1.0 / candidates;
+  }
+};
+
+struct CallTally {
+  std::int64_t requests = 0, json = 0, call = 0, right = 0, same = 0;
+  ChoiceTally function, argument;
+
+  void add(const AskedCall& asked, const CallResult& result, const CallResult& exact) {
+    ++requests;
+    function.add(result.function, exact.function, asked.function, asked.functions);
+    argument.add(result.argument, exact.argument, asked.argument, asked.arguments);
+    json += result.json ? 1 : 0;
+    call += result.call ? 1 : 0;
+    right += result.right ? 1 : 0;
+    same += result.answer == exact.answer ? 1 : 0;
+  }
+  [[nodiscard]] Json row(const std::string& method, bool answers) const {
+    Json row;
+    row["method"] = method;
+    row["requests"] = requests;
+    const auto share = [&](const std::string& name, std::int64_t hits) {
+      const Estimate e = share_of(hits, requests);
+      row[name] = e.value;
+      row[name + "_ci"] = interval(e);
+    };
+    const double n = static_cast<double>(requests);
+    for (const auto& [name, t] : {std::pair("function", &function), std::pair("argument", &argument)}) {
+      share(fmt::format("{}_accuracy", name), t->right);
+      row[fmt::format("{}_chance", name)] = t->chance / n;
+      row[fmt::format("{}_probability", name)] = t->probability / n;
+      share(fmt::format("same_{}", name), t->same);
+    }
+    row["answers"] = answers ? requests : 0;
+    if (!answers) return row;
+    share("json_valid", json);
+    share("call_valid", call);
+    share("call_right", right);
+    share("same_answer", same);
+    return row;
+  }
+};
+
 Json half(const Json& ci, double scale) { return scale * (ci[1].get<double>() - ci[0].get<double>()) / 2.0; }
 Json percent(const Json& share) { return 100.0 * share.get<double>(); }
 
@@ -110,13 +160,28 @@ Table kl_table(const Json& rows) {
   return table;
 }
 
+Table tool_table(const Json& rows) {
+  Table table({"method", "requests", "function right %", "± %", "p(function) %", "argument right %", "± arg. %",
+               "p(argument) %", "choices as exact %", "answer is JSON %", "± JSON", "is a call %", "right call %", "± right",
+               "answer as exact %"});
+  for (const Json& r : rows) {
+    const auto shown = [&](const char* key) { return r.contains(key) ? percent(r[key]) : Json(); };
+    const auto margin = [&](const char* key) { return r.contains(key) ? half(r[key], 100) : Json(); };
+    const Json same = (percent(r["same_function"]).get<double>() + percent(r["same_argument"]).get<double>()) / 2;
+    table.add({r["method"], r["requests"], percent(r["function_accuracy"]), half(r["function_accuracy_ci"], 100),
+               percent(r["function_probability"]), percent(r["argument_accuracy"]), half(r["argument_accuracy_ci"], 100),
+               percent(r["argument_probability"]), same, shown("json_valid"), margin("json_valid_ci"), shown("call_valid"),
+               shown("call_right"), margin("call_right_ci"), shown("same_answer")});
+  }
+  return table;
+}
+
 std::string csv(const Json& rows) {
-  if (rows.empty()) return "";
   std::vector<std::string> columns;
   for (const auto& [key, value] : rows[0].items()) {
     if (!value.is_array()) {
       columns.push_back(key);
-    } else {
+    } else if (key.ends_with("_ci")) {  // accuracies by depth are only in the JSON
       columns.push_back(key + "_low");
       columns.push_back(key + "_high");
     }
@@ -127,7 +192,7 @@ std::string csv(const Json& rows) {
     for (const auto& [key, value] : row.items()) {
       if (!value.is_array()) {
         cells.push_back(value);
-      } else {
+      } else if (key.ends_with("_ci")) {
         cells.insert(cells.end(), value.begin(), value.end());
       }
     }
@@ -179,6 +244,18 @@ Json retrieval_rows(const std::vector<MethodResult>& results, const EvalFrame& f
   return rows;
 }
 
+Json tool_rows(const std::vector<MethodResult>& results, const EvalFrame& frame) {
+  Json rows = Json::array();
+  for (const MethodResult& r : results) {
+    CallTally t;
+    for (std::size_t c = 0; c < frame.calls.size(); ++c) {
+      for (std::size_t i = 0; i < frame.calls[c].size(); ++i) t.add(frame.calls[c][i], r.chats[c][i], results[0].chats[c][i]);
+    }
+    if (t.requests > 0 && (frame.allow_small || t.requests >= kLeastQuestions)) rows.push_back(t.row(r.name, frame.answers));
+  }
+  return rows;
+}
+
 Json continuation_rows(const std::vector<MethodResult>& results, const EvalFrame& frame) {
   Json rows = Json::array();
   for (const MethodResult& r : results) {
@@ -208,7 +285,11 @@ void print_evaluation(const Json& result, Format format) {
     return;
   }
   if (format == Format::csv) {
-    print(csv(result["rows"]));
+    for (const char* part : {"rows", "retrieval", "tools", "continuations"}) {
+      if (result[part].empty()) continue;
+      print(csv(result[part]));
+      return;
+    }
     return;
   }
   std::string out;
@@ -229,6 +310,7 @@ void print_evaluation(const Json& result, Format format) {
     }
     out += fmt::format("\n{}", table.markdown());
   }
+  if (!result["tools"].empty()) out += fmt::format("\n{}", tool_table(result["tools"]).markdown());
   if (!result["continuations"].empty()) {
     Table table({"method", "greedy tokens", "prompts", "identical %", "± %", "equal prefix %"});
     for (const Json& r : result["continuations"]) {

@@ -16,6 +16,12 @@ struct Choice {
   double probability = 0;  // of the right one, when only the candidates are possible
 };
 
+struct CallResult {
+  Choice function, argument;
+  std::vector<std::int32_t> answer;  // tokens; empty when none was generated
+  bool json = false, call = false, right = false;
+};
+
 struct MethodResult {
   std::string name, variant;
   nlohmann::ordered_json k_bits, v_bits;           // per coded element without metadata; null when unknown
@@ -23,11 +29,16 @@ struct MethodResult {
   std::vector<std::vector<Difference>> sequences;  // [sequence][position - from]
   std::vector<int> equal_tokens;                   // of each greedy continuation, from its start
   std::vector<std::vector<Choice>> documents;      // [document][question]
+  std::vector<std::vector<CallResult>> chats;      // [chat][request]
 };
 
 struct AskedQuestion {
   std::string kind;
   int depth = -1, right = 0, candidates = 0;
+};
+
+struct AskedCall {
+  int function = 0, functions = 0, argument = 0, arguments = 0;  // the right one of how many
 };
 
 struct EvalFrame {
@@ -36,6 +47,8 @@ struct EvalFrame {
   bool allow_small = false;
   std::uint64_t seed = 1;
   std::vector<std::vector<AskedQuestion>> questions;  // [document]
+  std::vector<std::vector<AskedCall>> calls;          // [chat]
+  bool answers = false;                               // to the requests of chats, generated
 };
 
 // A figure from fewer is noise that looks like a result.
@@ -49,6 +62,8 @@ void check_sample(std::int64_t positions);  // Error below kLeastPositions
 nlohmann::ordered_json kl_rows(const std::vector<MethodResult>& results, const EvalFrame& frame);
 // One row per method (results[0], exact, included) and kind of question, and one over all kinds; empty when there are too few.
 nlohmann::ordered_json retrieval_rows(const std::vector<MethodResult>& results, const EvalFrame& frame);
+// One row per method (results[0], exact, included); empty when there are too few requests.
+nlohmann::ordered_json tool_rows(const std::vector<MethodResult>& results, const EvalFrame& frame);
 // One row per method and length; empty when there are too few prompts.
 nlohmann::ordered_json continuation_rows(const std::vector<MethodResult>& results, const EvalFrame& frame);
 std::string confidence_source(std::size_t sequences);

@@ -17,6 +17,15 @@ double log_probability(std::span<const float> logits, double log_sum, llama_toke
   return static_cast<double>(logits[static_cast<std::size_t>(token)]) - log_sum;
 }
 
+Choice chosen(const std::vector<double>& scores, int right) {
+  Choice out;
+  out.chosen = static_cast<int>(std::max_element(scores.begin(), scores.end()) - scores.begin());
+  double sum = 0;
+  for (const double score : scores) sum += std::exp(score - scores[static_cast<std::size_t>(right)]);
+  out.probability = 1 / sum;
+  return out;
+}
+
 Choice choose(const Model& model, Context& context, int position, const Question& question) {
   const int asked = static_cast<int>(question.ask.size());
   context.decode(question.ask, position, position + asked - 1);
@@ -37,32 +46,108 @@ Choice choose(const Model& model, Context& context, int position, const Question
     }
     context.rewind(position + asked);
   }
-  Choice out;
-  out.chosen = static_cast<int>(std::max_element(scores.begin(), scores.end()) - scores.begin());
-  double sum = 0;
-  for (const double score : scores) sum += std::exp(score - scores[static_cast<std::size_t>(question.right)]);
-  out.probability = 1 / sum;
   context.rewind(position);
-  return out;
+  return chosen(scores, question.right);
 }
+
+void read(Context& context, const Tokens& tokens, int n_ubatch, const std::function<void(std::size_t)>& decoded) {
+  context.clear();
+  const int n = static_cast<int>(tokens.size());
+  for (int begin = 0; begin < n; begin += n_ubatch) {
+    if (interrupted()) fail("interrupted");
+    const int end = std::min(n, begin + n_ubatch);
+    context.decode({tokens.begin() + begin, tokens.begin() + end}, begin, std::numeric_limits<int>::max());
+    decoded(static_cast<std::size_t>(end - begin));
+  }
+}
+
+// Behind a text that the context has read: logits after different continuations, each taken back only as far as the next one
+// differs.
+class Continuations {
+ public:
+  Continuations(const Model& model, Context& context, int base) : model_(model), context_(context), base_(base) {}
+  // Logits behind `tokens`, which follow the text; valid until the next call.
+  std::span<const float> after(const Tokens& tokens) {
+    auto shared = std::mismatch(tokens.begin(), tokens.end(), read_.begin(), read_.end()).first - tokens.begin();
+    shared = std::min(shared, static_cast<std::ptrdiff_t>(tokens.size()) - 1);  // logits are of what was decoded last
+    if (shared < static_cast<std::ptrdiff_t>(read_.size())) context_.rewind(base_ + static_cast<int>(shared));
+    context_.decode({tokens.begin() + shared, tokens.end()}, base_ + static_cast<int>(shared),
+                    base_ + static_cast<int>(tokens.size()) - 1);
+    read_ = tokens;
+    return row_of(model_, context_, 0);
+  }
+  Choice choose(const Question& question) {
+    std::vector<double> scores(question.candidates.size(), 0.0);
+    const std::span<const float> first = after(question.ask);
+    const double log_sum = log_sum_exp(first);
+    for (std::size_t c = 0; c < scores.size(); ++c) scores[c] = log_probability(first, log_sum, question.candidates[c].at(0));
+    for (std::size_t c = 0; c < scores.size(); ++c) {
+      Tokens tokens = question.ask;
+      for (std::size_t i = 1; i < question.candidates[c].size(); ++i) {
+        tokens.push_back(question.candidates[c][i - 1]);
+        const std::span<const float> next = after(tokens);
+        scores[c] += log_probability(next, log_sum_exp(next), question.candidates[c][i]);
+      }
+    }
+    return chosen(scores, question.right);
+  }
+  Tokens generate(const Tokens& ask) {
+    Tokens tokens = ask;
+    Tokens out;
+    std::string text;
+    while (static_cast<int>(out.size()) < kAnswerTokens && !is_object(text)) {
+      const std::span<const float> logits = after(tokens);
+      const auto best = static_cast<llama_token>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      if (llama_vocab_is_eog(model_.vocab(), best)) break;
+      out.push_back(best);
+      tokens.push_back(best);
+      text += model_.piece(best);
+    }
+    return out;
+  }
+  void leave() {
+    if (!read_.empty()) context_.rewind(base_);
+    read_.clear();
+  }
+
+ private:
+  const Model& model_;
+  Context& context_;
+  int base_;
+  Tokens read_;
+};
 
 }  // namespace
 
 std::vector<Choice> answer_questions(const Model& model, Context& context, const Document& document, int n_ubatch,
                                      const std::function<void(std::size_t)>& decoded) {
-  context.clear();
-  const int n = static_cast<int>(document.tokens.size());
-  for (int begin = 0; begin < n; begin += n_ubatch) {
-    if (interrupted()) fail("interrupted");
-    const int end = std::min(n, begin + n_ubatch);
-    context.decode({document.tokens.begin() + begin, document.tokens.begin() + end}, begin, std::numeric_limits<int>::max());
-    decoded(static_cast<std::size_t>(end - begin));
-  }
+  read(context, document.tokens, n_ubatch, decoded);
   std::vector<Choice> out;
   for (const Question& question : document.questions) {
     if (interrupted()) fail("interrupted");
-    out.push_back(choose(model, context, n, question));
+    out.push_back(choose(model, context, static_cast<int>(document.tokens.size()), question));
     decoded(question.ask.size());
+  }
+  return out;
+}
+
+std::size_t cost_of(const CallRequest& request, bool generate) {
+  return request.argument.ask.size() + (generate ? 8 * request.call.size() / 3 : 0);  // a token alone costs as much as about 8
+}
+
+std::vector<CallAnswer> answer_calls(const Model& model, Context& context, const ToolChat& chat, int n_ubatch, bool generate,
+                                     const std::function<void(std::size_t)>& decoded) {
+  read(context, chat.tokens, n_ubatch, decoded);
+  Continuations behind(model, context, static_cast<int>(chat.tokens.size()));
+  std::vector<CallAnswer> out;
+  for (const CallRequest& request : chat.requests) {
+    if (interrupted()) fail("interrupted");
+    CallAnswer& answer = out.emplace_back();
+    answer.function = behind.choose(request.function);
+    answer.argument = behind.choose(request.argument);
+    if (generate) answer.text = behind.generate(request.ask);
+    behind.leave();
+    decoded(cost_of(request, generate));
   }
   return out;
 }

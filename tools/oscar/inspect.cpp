@@ -74,6 +74,7 @@ Finding inspect_artifact(const fs::path& path) {
   finding.facts["codec"] = recipe.codec;
   finding.facts["k_bits"] = recipe.k_bits;
   finding.facts["v_bits"] = recipe.v_bits;
+  finding.facts["layer_bits"] = to_text(recipe.layer_bits);
   finding.facts["has_spectral"] = std::any_of(artifact.layers.begin(), artifact.layers.end(),
                                               [](const LayerArtifact& layer) { return !layer.spectral.empty(); });
   finding.facts["k_objective"] = recipe.k_objective;

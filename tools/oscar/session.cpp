@@ -101,6 +101,12 @@ void Plugin::capture_output_metric(int layer, const std::vector<float>& values) 
 
 void Plugin::capture_sequence() { must(symbol<TextFunction>("oscar_llama_capture_sequence")()); }
 
+void Plugin::capture_sources(const nlohmann::json& sources) {
+  must(symbol<ConfigureFunction>("oscar_llama_capture_sources")(sources.dump().c_str()));
+}
+
+void Plugin::capture_end() { must(symbol<TextFunction>("oscar_llama_capture_end")()); }
+
 void Plugin::capture_save(const std::string& path) {
   must(symbol<ConfigureFunction>("oscar_llama_capture_save")(path.c_str()));
 }

@@ -26,7 +26,9 @@ class Plugin {
   static void capture_begin(const nlohmann::json& model, const std::string& resume);
   static void capture_output_metric(int layer, const std::vector<float>& values);
   static void capture_sequence();
+  static void capture_sources(const nlohmann::json& sources);
   static void capture_save(const std::string& path);
+  static void capture_end();  // no context may be left
 };
 
 class Model {

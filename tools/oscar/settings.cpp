@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "oscar/artifact/artifact.h"
 #include "oscar/base/error.h"
 #include "oscar/cache/windows.h"
 #include "oscar/io/gguf.h"
@@ -18,12 +17,13 @@ struct Key {
   const char* name;
   std::string Settings::*value;
 };
-constexpr std::array<Key, 12> kKeys{{{"sink", &Settings::sink},
+constexpr std::array<Key, 13> kKeys{{{"sink", &Settings::sink},
                                      {"recent", &Settings::recent},
                                      {"rollback", &Settings::rollback},
                                      {"codec", &Settings::codec},
                                      {"k_bits", &Settings::k_bits},
                                      {"v_bits", &Settings::v_bits},
+                                     {"layer_bits", &Settings::layer_bits},
                                      {"k_mean", &Settings::k_mean},
                                      {"v_mean", &Settings::v_mean},
                                      {"clip_k", &Settings::clip_k},
@@ -47,6 +47,10 @@ void check_word(const std::string& name, const std::string& value, std::initiali
     if (value == word) return;
   }
   fail("{} is {}, but only {} make sense", name, value, fmt::join(words, ", "));
+}
+
+void check_rate(const std::string& name, const std::string& value) {
+  if (!value.empty() && !find_rate(value)) fail("{} is {}, but only {} make sense", name, value, rate_names());
 }
 
 void check_count(const std::string& name, const std::string& value) {
@@ -111,6 +115,16 @@ void check(const HostOptions& options) {
   if (options.n_ubatch < 1) fail("-ub {} makes no sense: at least 1 token", options.n_ubatch);
 }
 
+void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits,
+               const std::string& otherwise) {
+  command.option("--k-bits", k_bits, "BITS", fmt::format("spectral keys: {}; {}", rate_names(), otherwise), "OSCAR_K_BITS");
+  command.option("--v-bits", v_bits, "BITS", fmt::format("spectral values: {}; {}", rate_names(), otherwise), "OSCAR_V_BITS");
+  command.option(
+      "--layer-bits", layer_bits, "LAYERS:RATE[,...]",
+      fmt::format("spectral: layers with other rates, as in 0:3,1:3/2.5,5-7:k3 (K and V; K/V; only K), or none; {}", otherwise),
+      "OSCAR_LAYER_BITS");
+}
+
 void add_settings(Command& command, Settings& settings, bool with_mode) {
   if (with_mode) {
     command.option("--mode", settings.mode, "MODE",
@@ -129,10 +143,7 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64", "OSCAR_ROLLBACK");
   command.option("--codec", settings.codec, "NAME",
                  "spectral, int2, or sim:NAME for a simulated rival (see compare); default: the artifact's", "OSCAR_CODEC");
-  command.option("--k-bits", settings.k_bits, "BITS", "spectral keys: 1.5, 2, 2.5 or 3; default: the artifact's",
-                 "OSCAR_K_BITS");
-  command.option("--v-bits", settings.v_bits, "BITS", "spectral values: 1.5, 2, 2.5 or 3; default: the artifact's",
-                 "OSCAR_V_BITS");
+  add_rates(command, settings.k_bits, settings.v_bits, settings.layer_bits, "default: the artifact's");
   command.option("--k-mean", settings.k_mean, "MODE", "mean removed from K: none, static or rope; default: the artifact's",
                  "OSCAR_K_MEAN");
   command.option("--v-mean", settings.v_mean, "MODE", "mean removed from V: none or static; default: the artifact's",
@@ -145,6 +156,12 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "OSCAR_LOG");
 }
 
+GivenRates given_rates(const Settings& settings) {
+  GivenRates rates{find_rate(settings.k_bits), find_rate(settings.v_bits), std::nullopt};
+  if (!settings.layer_bits.empty()) rates.layers = parse_layer_rates(settings.layer_bits);
+  return rates;
+}
+
 void check(const Settings& settings) {
   check_word("mode", settings.mode, {"oscar", "exact", "delegate", "stock", "off"});
   if (is_rival(settings.codec)) {
@@ -152,8 +169,9 @@ void check(const Settings& settings) {
   } else {
     check_word("codec", settings.codec, {"spectral", "int2", "sim:NAME"});
   }
-  check_word("k_bits", settings.k_bits, {"1.5", "2", "2.5", "3"});
-  check_word("v_bits", settings.v_bits, {"1.5", "2", "2.5", "3"});
+  check_rate("k_bits", settings.k_bits);
+  check_rate("v_bits", settings.v_bits);
+  if (!settings.layer_bits.empty()) (void)parse_layer_rates(settings.layer_bits);
   check_word("k_mean", settings.k_mean, {"none", "static", "rope"});
   check_word("v_mean", settings.v_mean, {"none", "static"});
   check_word("log", settings.log, {"0", "1", "2"});
@@ -166,11 +184,19 @@ void check(const Settings& settings) {
 }
 
 void override_settings(Settings& settings, const std::string& variant) {
+  std::vector<std::string> assignments;
   for (std::size_t begin = 0; begin <= variant.size();) {
     const std::size_t comma = std::min(variant.find(',', begin), variant.size());
-    override_setting(settings, variant.substr(begin, comma - begin));
+    const std::string part = variant.substr(begin, comma - begin);
+    // layer_bits is a list itself: what is no assignment goes on with it.
+    if (!assignments.empty() && assignments.back().starts_with("layer_bits=") && part.find('=') == std::string::npos) {
+      assignments.back() += "," + part;
+    } else {
+      assignments.push_back(part);
+    }
     begin = comma + 1;
   }
+  for (const std::string& assignment : assignments) override_setting(settings, assignment);
 }
 
 bool uses_artifact(const std::string& mode) { return mode == "oscar"; }
@@ -199,7 +225,7 @@ nlohmann::json plugin_json(const Settings& settings, const std::string& artifact
     const std::string name = key.name;
     if (value.empty()) {
       out[name] = builtin(name);
-    } else if (name == "codec" || name == "k_mean" || name == "v_mean") {
+    } else if (name == "codec" || name == "k_mean" || name == "v_mean" || name == "layer_bits") {
       out[name] = value;
     } else if (name == "clip_k" || name == "clip_v" || name == "k_bits" || name == "v_bits") {
       out[name] = std::stod(value);

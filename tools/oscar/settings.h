@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli.h"
+#include "oscar/artifact/artifact.h"
 
 namespace oscar::cli {
 
@@ -30,11 +31,15 @@ void check(const HostOptions& options);
 struct Settings {
   std::string mode = "oscar";
   std::string artifact;  // empty: looked for beside the model
-  std::string sink, recent, rollback, codec, k_bits, v_bits, k_mean, v_mean, clip_k, clip_v, log,
+  std::string sink, recent, rollback, codec, k_bits, v_bits, layer_bits, k_mean, v_mean, clip_k, clip_v, log,
       perturb_q;  // empty: the plug-in's or artifact's default
 };
 
+// --k-bits, --v-bits and --layer-bits; `otherwise`: what holds without them.
+void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits,
+               const std::string& otherwise);
 void add_settings(Command& command, Settings& settings, bool with_mode);
+GivenRates given_rates(const Settings& settings);  // as checked
 // Range and word checks, so that a typing error is reported before a model is loaded.
 void check(const Settings& settings);
 // A --variant, "key=value,key=value,...", applied over `settings`.

@@ -14,12 +14,12 @@
 // {name, version}, date, model {fingerprint, architecture, name, n_layer}, recipe (see Recipe), layers [LayerShape],
 // provenance {sources [{name, sha256, tokens}], tokens, ...free keys...}.
 // digest = SHA-256 over the metadata JSON (keys sorted, without "digest") followed by every tensor's name and bytes in name
-// order; verified on load. Version 1 had no spectral tensors and no k_bits and v_bits in the recipe; it is still read.
+// order; verified on load. The recipe has layer_bits (text, codec/rates.h) only where layers deviate. Version 1 had no spectral
+// tensors and no k_bits and v_bits in the recipe; it is still read.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
-#include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -28,6 +28,7 @@
 
 #include "oscar/base/matrix.h"
 #include "oscar/codec/codec.h"
+#include "oscar/codec/rates.h"
 #include "oscar/method/moments.h"
 
 namespace oscar {
@@ -40,8 +41,9 @@ std::string_view to_string(MeanMode mode);
 
 // How rows are coded; the user may override single fields (CLI beats environment beats artifact).
 struct Recipe {
-  std::string codec = "int2";     // or spectral; at run time, never in a file, also sim:NAME (rivals/rivals.h)
-  double k_bits = 2, v_bits = 2;  // spectral: 1.5, 2, 2.5 or 3
+  std::string codec = "int2";          // or spectral; at run time, never in a file, also sim:NAME (rivals/rivals.h)
+  double k_bits = 2, v_bits = 2;       // spectral: one of kSpectralRates
+  std::vector<LayerRates> layer_bits;  // spectral: layers with other rates, see set_rates()
   MeanMode k_mean = MeanMode::rope;
   MeanMode v_mean = MeanMode::none;         // none | static
   std::string k_objective = "qqt_r_h_pbr";  // "<moment>_<composition>": qqt, sst, oot (softmax-weighted), ktk, vtv, hadamard
@@ -49,9 +51,10 @@ struct Recipe {
   bool per_head = true;                 // one rotation per KV head, or one per layer
   int group_size = 0;                   // 0: head_dim
   std::optional<float> clip_k, clip_v;  // given: replaces the fitted thresholds
+
+  [[nodiscard]] Rates rates_of(int layer) const;
 };
 
-inline constexpr std::array<double, 4> kSpectralRates = {1.5, 2.0, 2.5, 3.0};
 inline constexpr int kSpectralWidths = 4;  // 2, 4, 6, 8 bits
 
 struct SpectralLayer {
@@ -92,6 +95,20 @@ void save_artifact(Artifact& artifact, const std::filesystem::path& path);  // a
 Artifact load_artifact(const std::filesystem::path& path);                  // validates everything, Error names layer and cause
 void validate(const Artifact& artifact);
 
+// What a user gives of the rates, over what the recipe says: a rate for K or V is one for all layers, `layers` replaces the
+// recipe's deviating layers. Keeps layer_bits canonical: no entry says what holds for all layers anyway.
+struct GivenRates {
+  std::optional<double> k, v;
+  std::optional<std::vector<LayerRates>> layers;
+  [[nodiscard]] bool any() const { return k || v || layers; }
+};
+void set_rates(Recipe& recipe, const GivenRates& given);
+// Error when layer_bits names a layer that is not among `layers` (ascending, not empty) or has a sliding window.
+void check_layer_bits(const Recipe& recipe, std::span<const LayerShape> layers);
+void check_layer_bits(const Recipe& recipe, const Artifact& artifact);
+// Rates of K and V over all coded elements, metadata not counted.
+Rates mean_rates(const Artifact& artifact, const Recipe& recipe);
+
 // Codecs of one calibrated layer under the artifact's recipe.
 struct LayerCodecs {
   std::shared_ptr<const Codec> k, v;
@@ -119,7 +136,11 @@ struct FitReport {  // per layer and head: what the fit expects
   };
   std::vector<Row> rows;
   std::vector<std::string> warnings;
-  bool go = true;       // false: some head's key rounding error exceeds what tells its keys apart (k - RoPE-rotated mean)
+  // false: keys do not survive coding. int2: some head's rounding error exceeds what tells its keys apart (k - RoPE-rotated
+  // mean); spectral: some layer's key noise is too large even at the highest rate.
+  bool go = true;
+  // Spectral: layer_bits under which no layer's noise is high that more bits for K can help; the recipe's own when all is well.
+  std::vector<LayerRates> advised_layer_bits;
   std::string verdict;  // one sentence: "go...", or "no-go..." with the layers concerned
 };
 Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* report);

@@ -1,7 +1,8 @@
 // Collects the importance of one layer's keys (method/importance.h) from running attention.
 //
-// Cost: about 3 D multiply-adds and 2 exponentials per query head and pair, and about 10 (D + n_rot)^2 per token and KV head.
-// Memory: the sums, the keys of the running sequence at 2 bytes a value, and the samples; scratch is constant.
+// Cost: about 2 D multiply-adds and an exponential per query head and pair, and about 10 (D + n_rot)^2 per token and KV head.
+// Memory: the sums per query head, the samples, and of the running sequence its keys at 2 bytes a value and 12 bytes per token
+// and query head; beside that, per thread and not per layer, the exponentials of one block of queries with all keys.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,9 @@ class ImportanceCollector {
     float scale = 1.0F, softcap = 0.0F;
     const float* sinks = nullptr;  // [n_head] or null
   };
-  // Different head ranges may run on different threads; results do not depend on the split. Blocks that begin and end at
-  // multiples of kMomentBlock give the same bits however the host batches tokens; others differ by rounding.
+  // Query heads [head_begin, head_end) of [0, n_head): ranges may run on different threads, every range must see the same
+  // blocks in the same order; results do not depend on the split. Blocks that begin and end at multiples of kMomentBlock give
+  // the same bits however the host batches tokens; others differ by rounding.
   void add(const Block& block, int head_begin, int head_end);
   // Counts the running sequence and forgets its rows. Not concurrent with add().
   void end_sequence();
@@ -44,14 +46,23 @@ class ImportanceCollector {
   [[nodiscard]] std::span<HeadImportance> heads() { return heads_; }  // valid after end_sequence()
 
  private:
-  struct Sequence;
+  class OffsetTurns;
+  class BlockPass;
+  struct QueryHead;
+  void keep_keys(const Block& block, int kv_head);
+  std::vector<float> gather(int kv_head, std::int64_t begin, std::int64_t end);
+  void add_joint(int kv_head, std::int64_t first, int copy, const MatrixD& waves, std::span<const float> token_weight,
+                 double share);
+
   LayerShape shape_;
   ImportanceConfig config_;
   Rope rope_;
   std::shared_ptr<const std::vector<float>> output_metric_;
   std::vector<HeadImportance> heads_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // one per head
-  std::int64_t seen_ = 0, stride_ = 1;              // keys offered as samples, and every how many-th is kept
+  std::unique_ptr<const OffsetTurns> turns_;
+  std::vector<std::vector<std::uint16_t>> keys_;  // [KV head][tokens, D] of the running sequence
+  std::vector<QueryHead> running_;                // [n_head]
+  std::int64_t seen_ = 0, stride_ = 1;            // keys offered as samples, and every how many-th is kept
 };
 
 }  // namespace oscar

@@ -67,7 +67,7 @@ std::unique_ptr<Codec> make_spectral_key_codec(SpectralKeyConfig config);
 
 struct SpectralValueConfig {
   int n_head_kv = 0, head_dim = 0;
-  double bits = 2;           // 1.5, 2, 2.5 or 3
+  double bits = 2;           // one of kSpectralRates (codec/rates.h)
   MatrixF signs;             // [n_head_kv, D] of +1 and -1
   std::vector<float> scale;  // [n_head_kv] > 0: the gain's unit, about the RMS of a value
 };

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -26,6 +27,17 @@ struct SafeTensors {
 SafeTensors read_safetensors(const std::filesystem::path& path);
 // Written to a temporary beside `path` and renamed, so a reader never sees half a file.
 void write_safetensors(const SafeTensors& file, const std::filesystem::path& path);
+
+// The same for tensors whose bytes need not be in memory together: `write` gives them piece by piece, all in all as many as the
+// shape says (Error otherwise, and nothing is written).
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+struct TensorSource {
+  std::string name, dtype;
+  std::vector<std::int64_t> shape;
+  std::function<void(const ByteSink&)> write;
+};
+void write_safetensors(std::vector<TensorSource> tensors, const std::map<std::string, std::string>& metadata,
+                       const std::filesystem::path& path);
 
 SafeTensor to_tensor(std::span<const float> values, std::vector<std::int64_t> shape);
 SafeTensor to_tensor(std::span<const double> values, std::vector<std::int64_t> shape);

@@ -90,6 +90,8 @@ class MomentCollector {
   void finish();
   [[nodiscard]] const LayerShape& shape() const { return shape_; }
   [[nodiscard]] std::span<const HeadMoments> heads() const { return heads_; }
+  // finish(), and the heads without a copy; nothing may be added afterwards.
+  [[nodiscard]] std::vector<HeadMoments> take_heads();
 
  private:
   struct Pending;  // per head: rows not yet accumulated
