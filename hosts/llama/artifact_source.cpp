@@ -22,6 +22,28 @@ const GgufModel& describe(const std::filesystem::path& model) {
   return known->emplace(model, describe_model(Gguf(model))).first->second;
 }
 
+// Those of the files that are models; adapters and projectors are not. Throws when none is.
+std::vector<std::filesystem::path> described(const std::vector<std::filesystem::path>& files) {
+  std::vector<std::filesystem::path> models;
+  std::string problem;
+  for (const auto& file : files) {
+    try {
+      describe(file);
+      models.push_back(file);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+  }
+  if (models.empty() && !problem.empty()) throw Error(problem);
+  return models;
+}
+
+std::vector<std::string> names(std::span<const std::filesystem::path> paths) {
+  std::vector<std::string> out;
+  for (const auto& path : paths) out.push_back(path.string());
+  return out;
+}
+
 void add_model(std::vector<std::filesystem::path>& files, const std::string& path) {
   std::error_code error;
   if (!path.ends_with(".gguf") || !std::filesystem::is_regular_file(path, error)) return;
@@ -42,25 +64,70 @@ std::string geometry_problem(const Artifact& artifact, std::span<const CacheGeom
   return {};
 }
 
-ArtifactChoice use(const std::filesystem::path& path, std::span<const std::string> fingerprints,
+// Whether a model of this file has these cache layers.
+bool fits(const GgufModel& model, std::span<const CacheGeometry> layers) {
+  return std::all_of(layers.begin(), layers.end(), [&](const CacheGeometry& g) {
+    return std::any_of(model.layers.begin(), model.layers.end(), [&](const LayerShape& s) {
+      return s.layer == g.layer && std::int64_t{s.n_head_kv} * s.k_dim == g.k_embd &&
+             std::int64_t{s.n_head_kv} * s.v_dim == g.v_embd;
+    });
+  });
+}
+
+ArtifactChoice use(const std::filesystem::path& path, std::shared_ptr<const Artifact> artifact,
                    std::span<const CacheGeometry> layers) {
   ArtifactChoice choice;
   choice.path = path;
-  try {
-    auto artifact = std::make_shared<const Artifact>(load_artifact(path));
-    if (!fingerprints.empty() &&
-        std::find(fingerprints.begin(), fingerprints.end(), artifact->model.fingerprint) == fingerprints.end()) {
-      choice.problem = fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}",
-                                   path.string(), artifact->model.fingerprint, fingerprints.front());
-    } else if (const std::string problem = geometry_problem(*artifact, layers); !problem.empty()) {
-      choice.problem = fmt::format("the artifact {} does not fit: {}", path.string(), problem);
-    } else {
-      choice.artifact = std::move(artifact);
-    }
-  } catch (const std::exception& e) {
-    choice.problem = e.what();
+  if (const std::string problem = geometry_problem(*artifact, layers); !problem.empty()) {
+    choice.problem = fmt::format("the artifact {} does not fit: {}", path.string(), problem);
+  } else {
+    choice.artifact = std::move(artifact);
   }
   return choice;
+}
+
+ArtifactChoice use_beside(const std::filesystem::path& model, std::span<const CacheGeometry> layers) {
+  const std::string& fingerprint = describe(model).fingerprint;
+  const auto path = find_artifact(model, "", fingerprint);
+  if (!path) {
+    return {nullptr, {}, fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT",
+                                     model.string(), model.string())};
+  }
+  auto artifact = std::make_shared<const Artifact>(load_artifact(*path));
+  if (artifact->model.fingerprint != fingerprint) {
+    return {nullptr, *path, fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}",
+                                        path->string(), artifact->model.fingerprint, fingerprint)};
+  }
+  return use(*path, std::move(artifact), layers);
+}
+
+// A program may hold several models (a draft beside its target), and a cache does not say whose it is: its geometry has to.
+ArtifactChoice use_given(const std::filesystem::path& path, std::span<const std::filesystem::path> models,
+                         std::span<const CacheGeometry> layers) {
+  auto artifact = std::make_shared<const Artifact>(load_artifact(path));
+  const std::string& wanted = artifact->model.fingerprint;
+  std::vector<std::filesystem::path> owners;
+  for (const auto& model : models) {
+    if (fits(describe(model), layers)) owners.push_back(model);
+  }
+  if (owners.empty()) owners.assign(models.begin(), models.end());
+  const auto is_made_for = [&](const auto& model) { return describe(model).fingerprint == wanted; };
+  if (std::all_of(owners.begin(), owners.end(), is_made_for)) return use(path, std::move(artifact), layers);
+  if (owners.size() == 1 && models.size() > 1) {  // a second model may have an artifact of its own
+    ArtifactChoice choice = use_beside(owners.front(), layers);
+    if (choice.artifact) return choice;
+  }
+  if (std::any_of(owners.begin(), owners.end(), is_made_for)) {
+    return {nullptr, path,
+            fmt::format("this program holds models of equal shape, {}, and the artifact {} is of one of them only: whose cache "
+                        "this is cannot be told",
+                        fmt::join(names(owners), " and "), path.string())};
+  }
+  return {nullptr, path,
+          fmt::format("the artifact {} was made for another model than {}: its fingerprint is {}, the model's {}; a second model "
+                      "needs its own artifact beside it (`oscar calibrate -m {}`)",
+                      path.string(), owners.front().string(), wanted, describe(owners.front()).fingerprint,
+                      owners.front().string())};
 }
 
 }  // namespace
@@ -79,45 +146,38 @@ std::vector<std::filesystem::path> model_files() {
 }
 
 ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeometry> layers) {
-  const std::vector<std::filesystem::path> models = model_files();
-  if (!config.artifact.empty()) {
-    std::vector<std::string> fingerprints;
-    try {
-      for (const auto& model : models) fingerprints.push_back(describe(model).fingerprint);
-    } catch (const std::exception& e) {
-      return {nullptr, config.artifact, e.what()};
-    }
-    return use(config.artifact, fingerprints, layers);
-  }
   ArtifactChoice last;
+  last.path = config.artifact;
+  std::vector<std::filesystem::path> models;
+  try {
+    models = described(model_files());
+    if (!config.artifact.empty()) return use_given(config.artifact, models, layers);
+  } catch (const std::exception& e) {
+    last.problem = e.what();
+    return last;
+  }
   if (models.empty()) {
     last.problem = "no artifact is named and the model's file cannot be found from inside this program; set OSCAR_ARTIFACT";
   }
   for (const auto& model : models) {
     try {
-      const std::string fingerprint = describe(model).fingerprint;
-      const auto path = find_artifact(model, "", fingerprint);
-      if (!path) {
-        last.problem = fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT",
-                                   model.string(), model.string());
-        continue;
-      }
-      ArtifactChoice choice = use(*path, std::span(&fingerprint, 1), layers);
+      if (models.size() > 1 && !fits(describe(model), layers)) continue;
+      ArtifactChoice choice = use_beside(model, layers);
       if (choice.artifact) return choice;
       last = std::move(choice);
     } catch (const std::exception& e) {
       last.problem = e.what();
     }
   }
+  if (last.problem.empty()) last.problem = "none of this program's models has a cache of this shape";
   return last;
 }
 
 bool all_sliding(std::span<const CacheGeometry> layers) {
   const auto in = [&](const GgufModel& model) {
-    return std::all_of(layers.begin(), layers.end(), [&](const CacheGeometry& g) {
-      const auto shape =
-          std::find_if(model.layers.begin(), model.layers.end(), [&](const LayerShape& s) { return s.layer == g.layer; });
-      return shape != model.layers.end() && shape->sliding_window && std::int64_t{shape->n_head_kv} * shape->k_dim == g.k_embd;
+    return fits(model, layers) && std::all_of(layers.begin(), layers.end(), [&](const CacheGeometry& g) {
+      return std::any_of(model.layers.begin(), model.layers.end(),
+                         [&](const LayerShape& s) { return s.layer == g.layer && s.sliding_window; });
     });
   };
   for (const auto& model : model_files()) {

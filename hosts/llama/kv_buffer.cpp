@@ -367,7 +367,11 @@ void KvBuffer::write(const ggml_tensor* tensor, const void* in, std::size_t offs
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(bytes / t->row_bytes); ++i, row += t->n_embd) {
     if (cache) {
       tracker_.overwrite(*cache, std::array{first + i});
-      cache->import_row(t->layer_index, t->is_k, first + i, {row, static_cast<std::size_t>(t->n_embd)});
+      try {
+        cache->import_row(t->layer_index, t->is_k, first + i, {row, static_cast<std::size_t>(t->n_embd)});
+      } catch (const Error& e) {
+        throw UnusableRow(e.what());
+      }
     } else {
       raw_[static_cast<std::size_t>(first + i)] = true;
     }

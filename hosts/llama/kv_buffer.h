@@ -17,10 +17,17 @@
 #include "artifact_source.h"
 #include "config.h"
 #include "host.h"
+#include "oscar/base/error.h"
 #include "oscar/cache/kv_cache.h"
 #include "sequence_tracker.h"
 
 namespace oscar::llama {
+
+// A row of a saved state that this cache cannot take: damaged, or coded under other settings.
+class UnusableRow : public Error {
+ public:
+  using Error::Error;
+};
 
 struct CacheTensor {
   std::string name;

@@ -77,8 +77,20 @@ auto with(ggml_backend_buffer_t buffer, F&& f) {
 void memset_hook(ggml_backend_buffer_t b, ggml_tensor* t, std::uint8_t value, std::size_t offset, std::size_t size) {
   with(b, [&](KvBuffer& kv) { kv.fill(t, value, offset, size); });
 }
+// A saved row that cannot be used is the one error with a channel: the callers on this path are C++, and llama.cpp's state
+// readers catch exceptions, restore nothing and say so to their caller, who goes on with an empty sequence.
 void set_hook(ggml_backend_buffer_t b, ggml_tensor* t, const void* data, std::size_t offset, std::size_t size) {
-  with(b, [&](KvBuffer& kv) { kv.write(t, data, offset, size); });
+  const std::string unusable = with(b, [&](KvBuffer& kv) {
+    try {
+      kv.write(t, data, offset, size);
+    } catch (const UnusableRow& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  });
+  if (unusable.empty()) return;
+  say(0, "error: a saved state was not restored: " + unusable);
+  throw std::runtime_error(unusable);
 }
 void get_hook(ggml_backend_buffer_t b, const ggml_tensor* t, void* data, std::size_t offset, std::size_t size) {
   with(b, [&](KvBuffer& kv) { kv.read(t, data, offset, size); });

@@ -12,6 +12,7 @@
 #include "oscar/base/error.h"
 #include "oscar/codec/spectral.h"
 #include "oscar/method/moments_json.h"
+#include "oscar/method/rotation.h"
 #include "oscar/version.h"
 
 namespace oscar {
@@ -250,6 +251,25 @@ struct Worst {
   }
 };
 
+// Text that hardly varies gives statistics that say nothing about other text, however small the errors on it: empty, or a
+// sentence about the first head whose keys or values do not span half of their directions.
+std::string starved(const ModelMoments& moments) {
+  for (std::size_t i = 0; i < moments.layers.size(); ++i) {
+    const std::vector<HeadMoments>& heads = moments.layers[i];
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      for (const auto& [rows, moment] : {std::pair{"keys", "ktk"}, std::pair{"values", "vtv"}}) {
+        const VectorD values = symmetric_eigen(normalised_moment(heads[h], moment, moments.shapes[i].layer)).values;
+        const auto rank = numerical_rank(values);
+        if (2 * rank < values.size()) {
+          return fmt::format("the {} of layer {} head {} vary in {} of {} directions: calibrate on more varied text", rows,
+                             moments.shapes[i].layer, h, rank, values.size());
+        }
+      }
+    }
+  }
+  return {};
+}
+
 // By the noise of coded keys. A layer where it is high gets the lowest rate that makes it acceptable, or else the highest.
 void conclude_by_noise(FitReport& report, const Artifact& artifact, const ModelMoments& moments) {
   const Recipe& recipe = artifact.recipe;
@@ -296,8 +316,11 @@ void conclude_by_noise(FitReport& report, const Artifact& artifact, const ModelM
                                           : fmt::format("--layer-bits {} makes it {:.1f} % (layer {})",
                                                         to_text(report.advised_layer_bits), 100 * advised.noise, advised.layer);
   const std::string but = flag.empty() ? why : fmt::format("{}; {}", why, flag);
-  report.go = useless.empty();
-  if (!useless.empty()) {
+  const std::string hungry = starved(moments);
+  report.go = useless.empty() && hungry.empty();
+  if (!hungry.empty()) {
+    report.verdict = "no-go: " + hungry;
+  } else if (!useless.empty()) {
     report.verdict = fmt::format("no-go: even with {} bits for K the noise stays over {:.0f} % in layers {}; {}",
                                  kSpectralRates.back(), 100 * kUselessNoise, fmt::join(useless, ", "), but);
   } else if (!high.empty()) {

@@ -6,7 +6,6 @@
 namespace oscar {
 namespace {
 
-constexpr double kRankTolerance = 1e-12;  // eigenvalues below this share of the largest are rounding
 
 bool contains_hadamard(Composition composition) {
   return composition != Composition::plain && composition != Composition::pbr && composition != Composition::br;
@@ -29,7 +28,7 @@ std::string degenerate(const Eigen2& eigen, const MatrixD& moment, const std::st
     if (moment(i, i) == 0.0) channels += fmt::format("{}{}", channels.empty() ? "" : ", ", i);
   }
   if (!channels.empty()) return fmt::format("{} has channels that are always zero: {}", what, channels);
-  const auto rank = (eigen.values.array() > kRankTolerance * largest).count();
+  const auto rank = numerical_rank(eigen.values);
   if (rank < dim) return fmt::format("{} has rank {} of {}: the other directions are arbitrary", what, rank, dim);
   return {};
 }

@@ -13,7 +13,6 @@ namespace oscar {
 namespace {
 
 constexpr double kNoVariance = 1e-12;     // of the keys' energy: below what binary16 keys can show, above binary64's rounding
-constexpr double kRankTolerance = 1e-12;  // eigenvalues of the metric below this share of the largest are rounding
 // Variance that rounding to binary16 leaves in a value, relative to its square: uniform within half a unit of the last of 11
 // bits.
 constexpr double kHalfRounding = 1.0 / (3.0 * (1 << 22));
@@ -41,7 +40,7 @@ Basis make_basis(const HeadImportance& head, const Rope& rope, const VectorD& pr
     metric.setIdentity();
   }
   const VectorD directions = symmetric_eigen(metric).values;
-  if (const auto rank = (directions.array() > kRankTolerance * directions[dim - 1]).count(); rank < dim) {
+  if (const auto rank = numerical_rank(directions); rank < dim) {
     warnings.push_back(
         fmt::format("{}: its queries reach coded keys in {} of {} directions only: errors in the others are held small by "
                     "the ridge alone",

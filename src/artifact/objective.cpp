@@ -25,6 +25,8 @@ Objective parse_objective(std::string_view text) {
   return objective;
 }
 
+void check_objective(const std::string& objective) { (void)parse_objective(objective); }
+
 bool is_key_objective(const std::string& objective) {
   const std::string_view moment = moment_of(objective);
   return moment == "qqt" || moment == "ktk";

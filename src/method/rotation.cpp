@@ -60,6 +60,11 @@ Eigen2 symmetric_eigen(const MatrixD& moment) {
   return result;
 }
 
+Eigen::Index numerical_rank(const VectorD& eigenvalues) {
+  constexpr double kTolerance = 1e-12;
+  return (eigenvalues.array() > kTolerance * eigenvalues[eigenvalues.size() - 1]).count();
+}
+
 MatrixD hadamard(int dim) {
   const unsigned size = checked_dim(dim, "hadamard");
   const unsigned block = size & (~size + 1U);  // largest power of two that divides it

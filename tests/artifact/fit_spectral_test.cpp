@@ -605,6 +605,21 @@ TEST(FitSpectral, TheVerdictNamesTheFlag) {
   EXPECT_THAT(report.verdict, StartsWith("no-go: even with 3 bits for K the noise stays over 50 % in layers 5"));
 }
 
+TEST(FitSpectral, TextThatHardlyVariesIsNoGo) {
+  const Activations a = steep_layer(64, 1100, 54);
+  std::vector<HeadMoments> heads = heads_of(a);
+  const MatrixD v = heads[1].v_moment;
+  heads[1].v_moment.setZero();
+  heads[1].v_moment.topLeftCorner(31, 31) = v.topLeftCorner(31, 31);
+  FitOptions options;
+  options.recipe = spectral_recipe();
+  FitReport report;
+  fit(model_of(a, heads), options, &report);
+  EXPECT_FALSE(report.go);
+  EXPECT_EQ(report.verdict,
+            "no-go: the values of layer 5 head 1 vary in 31 of 64 directions: calibrate on more varied text");
+}
+
 // Head sizes that the format cannot hold must not take int2 away.
 TEST(FitSpectral, HeadSizesBeyondTheFormatLeaveInt2) {
   const Activations a = steep_layer(20, 1100, 52);

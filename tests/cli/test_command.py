@@ -64,7 +64,13 @@ class Usage(unittest.TestCase):
             self.check(["inspect", Path(folder) / "nothing"], 1, "there is no file")
             self.check(["inspect", folder], 1, "is not a regular file")
             self.check(["inspect", junk, "-o", "xml"], 1, "md, json or csv")
-            self.check(["merge", junk, junk, "-o", Path(folder) / "sum"], 1, "junk.safetensors")
+            other = Path(folder) / "other.safetensors"
+            other.write_bytes(b"\xfe" * 64)
+            self.check(["merge", junk, other, "-o", Path(folder) / "sum"], 1, "junk.safetensors")
+            self.check(["merge", junk, junk, "-o", Path(folder) / "sum"], 1, "named twice")
+            self.check(["merge", junk, other, "-o", Path(folder) / "no" / "sum"], 1, "there is no folder")
+            self.check(["convert", junk, "--k", "r.pt", "--v", Path(folder).cwd() / "r.pt"], 1, "are one file")
+            self.check(["calibrate", "--objective-k", "foo"], 1, "must start with")
             self.check(["convert", junk, "--k", "k.pt"], 1, "both --k K.pt and --v V.pt")
             self.check(["calibrate", "--from-moments", junk, "-o", Path(folder) / "out"], 1, "junk.safetensors")
             self.check(["calibrate", "--rotation", "both"], 1, "per-head and layer")
@@ -85,8 +91,16 @@ class Usage(unittest.TestCase):
                                 (["eval", "-m", "no.gguf", "-f", "no.txt"], "no.txt"), (["eval", "-m", "no.gguf"], "-f TEXT"),
                                 (["run", "-m", "no.gguf", "-p", "x", "--sink", "-1"], "counts tokens"),
                                 (["run", "-m", "no.gguf", "-p", "x", "--clip-k", "nan"], "share of coordinates"),
+                                (["run", "-m", "no.gguf", "-p", "x", "--recent", "0"], "from 1"),
+                                (["run", "-m", "no.gguf", "-p", "x", "--stats-json", "/no/such/file"], "there is no folder"),
                                 (["run", "-m", "no.gguf", "-p", "x", "--mode", "fast"], "oscar, exact, delegate, stock")):
             self.check(words, 1, fragment if WITH_LLAMA else without)
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(folder) / "text"
+            for data, fragment in ((b"a\0b", "zero byte at offset 1"), (b"ab\xc3(", "not UTF-8 (byte 2)"), (b"\xed\xa0\x80", "not UTF-8"), (b"", "empty")):
+                text.write_bytes(data)
+                self.check(["run", "-m", "no.gguf", "-f", text], 1, fragment if WITH_LLAMA else without)
+            self.check(["run", "-m", "no.gguf", "-f", folder], 1, "is a directory" if WITH_LLAMA else without)
         self.check(["exec"], 2 if WITH_LLAMA else 1, "a program after --" if WITH_LLAMA else without)
 
 
@@ -99,7 +113,7 @@ class Inspect(unittest.TestCase):
             self.assertEqual((facts["kind"], facts["sound"], facts["problems"], facts["n_layer"]), ("gguf", True, [], 3))
             self.assertEqual(facts["bytes_per_token_f16"], 3 * 8 * 256 * 2)
             self.assertEqual([row["layer"] for row in facts["rows"]], [0, 1, 2])
-            self.assertEqual(oscar("inspect", path, "-o", "csv").stdout.splitlines()[1], "0,32,8,128,128,int2")
+            self.assertEqual(oscar("inspect", path, "-o", "csv").stdout.splitlines()[1], "0,32,8,128,128,coded")
 
     def test_unsound_is_1_with_the_reason(self):
         with tempfile.TemporaryDirectory() as folder:

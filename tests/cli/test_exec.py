@@ -120,6 +120,13 @@ class Exec(unittest.TestCase):
         self.assertEqual(process.returncode, 128 + signal.SIGTERM)
         self.assertIn("signal 15", err)
 
+    def test_a_signal_to_the_group_arrives_once(self):
+        """`timeout` signals the whole group; llama-server aborts at the second one."""
+        program = self.script("trap 'echo caught' TERM\necho $$\nfor i in $(seq 40); do sleep 0.05; done\nexit 5")
+        words = ["timeout", "1", OSCAR, "exec", "--", program]
+        done = subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=clean_environment(), timeout=60)
+        self.assertEqual(done.stdout.splitlines()[1:], ["caught"])
+
     def test_a_killed_wrapper_leaves_no_program(self):
         process, pid = self.started("exec", "--", self.script("echo $$\nexec sleep 100"))
         process.kill()

@@ -11,8 +11,10 @@
 #include "cli.h"
 #include "fit_summary.h"
 #include "oscar/artifact/artifact.h"
+#include "oscar/artifact/rotation_zoo.h"
 #include "oscar/base/date.h"
 #include "oscar/base/error.h"
+#include "oscar/cache/windows.h"
 #include "oscar/io/gguf.h"
 #include "oscar/io/sha256.h"
 #include "oscar/method/moments.h"
@@ -68,6 +70,8 @@ FitOptions fit_options(const CalibrateOptions& options) {
     fail("--v-mean rope makes no sense: values are not rotated by RoPE (none or static)");
   if (!options.k_objective.empty()) fit.recipe.k_objective = options.k_objective;
   if (!options.v_objective.empty()) fit.recipe.v_objective = options.v_objective;
+  check_objective(fit.recipe.k_objective);
+  check_objective(fit.recipe.v_objective);
   for (const auto& [flag, value] : {std::pair{"--clip-k", options.clip_k}, std::pair{"--clip-v", options.clip_v}}) {
     if (std::isnan(value) || value > 1.0F)
       fail("{} is {}, but it is a share of coordinates: 0 (no clipping) to 1", flag, value);
@@ -336,7 +340,11 @@ class Calibration {
     watch_interrupts();
     // llama.cpp rounds the context up, and a batch down to the context that was asked for.
     feed(model, context, std::min(host.n_ubatch, static_cast<int>(llama_n_batch(context.get()))), run);
-    checkpoint();
+    if (run.tokens > 0) {
+      checkpoint();
+    } else if (fs::path(options_.resume) != moments_path_) {
+      fs::copy_file(options_.resume, moments_path_, fs::copy_options::overwrite_existing);
+    }
     run.peak_rss = peak_rss_bytes();
     run.ggml = ggml_version();
   }
@@ -401,12 +409,20 @@ class Calibration {
     std::int64_t available = fed_;
     for (const Source& source : sources_) available += static_cast<std::int64_t>(source.tokens.size() - source.next);
     const std::int64_t target = std::min(options_.tokens, available);
-    if (target < options_.token_floor) {
-      fail("the texts give {} tokens, the floor is {}: use longer or more texts (or --token-floor)", target,
-           options_.token_floor);
+    constexpr std::int64_t kWarmUp = CollectorConfig().warmup_tokens;
+    const std::int64_t sequences = (target + context.n_ctx() - 1) / context.n_ctx();
+    if (const std::int64_t counted = target - sequences * kWarmUp; counted < options_.token_floor) {
+      fail("{} tokens are to be read, of which {} count (not the first {} of a sequence), and the floor is {}: {} (or "
+           "--token-floor)",
+           target, counted, kWarmUp, options_.token_floor,
+           available < options_.tokens ? "use longer or more texts" : "raise -n");
     }
     if (available < options_.tokens)
       fmt::print(stderr, "oscar: warning: the texts give {} tokens of the {} wanted\n", available, options_.tokens);
+    if (already >= target) {
+      fmt::print(stderr, "oscar: note: {} holds {} tokens already; nothing is left to read\n", options_.resume, already);
+      return;
+    }
     Progress progress("calibrating", static_cast<double>(target - already), "tokens");
     // Moments begin anew after each save (their pilot too), so sequences that are short are saved several at a time.
     const int save_every =
@@ -471,7 +487,10 @@ int calibrate(CalibrateOptions options) {
   check(options.host);
   if (options.texts.empty()) fail("no text was named: use -f TEXT (prose or code like what the model will read)");
   if (options.tokens < 1) fail("-n {} makes no sense: a number of tokens", options.tokens);
-  if (options.host.n_ctx < 64) fail("-c {} is too short a sequence: 64 tokens or more", options.host.n_ctx);
+  constexpr Windows kWindows;
+  if (const int least = kWindows.sink + kWindows.recent + 192; options.host.n_ctx < least)
+    fail("-c {} is too short: only keys older than {} tokens are ever coded, use -c {} or more", options.host.n_ctx,
+         kWindows.recent, least);
   const GgufModel model = describe_model(Gguf(options.host.model));
   check_layer_bits(fit_options(options).recipe, model.layers);
   const fs::path output = options.output.empty() ? beside_model(options.host.model, ".oscar.safetensors", model.fingerprint)
@@ -486,6 +505,8 @@ int calibrate(CalibrateOptions options) {
     }
     moments_path = stem + ".moments.safetensors";
   }
+  check_writable(output.string());
+  check_writable(moments_path.string());
   Run run;
   Calibration(options, moments_path).collect(run);
   return finish(load_moments(moments_path.string()), options, output, moments_path.string(), run);

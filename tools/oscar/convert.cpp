@@ -51,6 +51,8 @@ int convert(const ConvertOptions& options) {
   if (options.artifact.empty())
     fail("no artifact was named: oscar convert --k K.pt --v V.pt --model MODEL.gguf OUT, or ARTIFACT --k K.pt --v V.pt");
   if (options.k.empty() || options.v.empty()) fail("rotations come in pairs: name both --k K.pt and --v V.pt");
+  if (options.model.empty() && fs::weakly_canonical(fs::absolute(options.k)) == fs::weakly_canonical(fs::absolute(options.v)))
+    fail("--k and --v are one file, {}: the rotations of keys and of values need two", options.k);
   return options.model.empty() ? export_files(options) : import_files(options);
 }
 

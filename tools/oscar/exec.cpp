@@ -15,6 +15,7 @@
 
 #include "cli.h"
 #include "oscar/base/error.h"
+#include "output.h"
 #include "program.h"
 #include "settings.h"
 
@@ -50,7 +51,7 @@ HostArguments read_arguments(const std::vector<std::string>& args) {
                      false};
   std::vector<std::pair<std::string, std::string>> cache_types;
   for (const char* name : {"LLAMA_ARG_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_V"}) {
-    if (const std::string value = environment(name); !value.empty()) cache_types.emplace_back(std::string(name) + " =", value);
+    if (const std::string value = environment(name); !value.empty()) cache_types.emplace_back(std::string(name), value);
   }
   for (std::size_t i = 1; i < args.size(); ++i) {
     const std::string& arg = args[i];
@@ -74,7 +75,8 @@ HostArguments read_arguments(const std::vector<std::string>& args) {
   for (const char* off : {"off", "0", "false", "disabled"}) {
     const std::string& value = host.flash_attention;
     if (value == off || value.find(std::string(off) + ",") == 0 || value.find("," + std::string(off)) != std::string::npos) {
-      fail("-fa {} cannot work with OSCAR, which serves llama.cpp's flash-attention operation: use -fa on (or drop the flag)",
+      fail("-fa {} (or LLAMA_ARG_FLASH_ATTN) cannot work with OSCAR, which serves llama.cpp's flash-attention operation: use -fa on "
+           "(or drop it)",
            value);
     }
   }
@@ -96,10 +98,17 @@ void check_program(const ProgramFacts& facts) {
 
 std::atomic<pid_t> child_process{0};
 
+// Whether the program has a process group of its own, so that signals to ours reach only us.
+std::atomic<bool> own_group{false};
+
 void forward(int signal, siginfo_t* info, void*) {
   // Ctrl-C on a terminal reaches the whole process group: the program has it already.
-  if (info != nullptr && info->si_code == SI_KERNEL) return;
-  if (const pid_t child = child_process.load(); child > 0) kill(child, signal);
+  if (!own_group && info != nullptr && info->si_code == SI_KERNEL) return;
+  const pid_t child = child_process.load();
+  if (child <= 0) return;
+  // What ends programs is for all that this one has started, as it would be without us.
+  const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
+  kill(own_group && ends ? -child : child, signal);
 }
 
 constexpr std::array<int, 6> kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
@@ -119,8 +128,12 @@ int run_child(const fs::path& program, const std::vector<std::string>& args) {
   for (const int signal : kForwarded) sigaddset(&blocked, signal);
   sigprocmask(SIG_BLOCK, &blocked, &before);  // until there is a child to forward to
   const pid_t parent = getpid();
+  // A server must not get a signal to the group (timeout, a shell's kill) twice: the second one aborts it. A program that reads
+  // a terminal stays in the terminal's group.
+  own_group = isatty(STDIN_FILENO) == 0;
   const pid_t child = fork();
   if (child == 0) {
+    if (own_group) setpgid(0, 0);  // here and in the parent: whoever is first
     sigprocmask(SIG_SETMASK, &before, nullptr);
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // a killed wrapper must not leave a server behind
     if (getppid() != parent) _exit(127);
@@ -130,6 +143,7 @@ int run_child(const fs::path& program, const std::vector<std::string>& args) {
     _exit(written == sizeof error ? 127 : 126);
   }
   if (child < 0) fail("{} cannot be started: {}", program.string(), std::strerror(errno));
+  if (own_group) setpgid(child, child);
   child_process = child;
   struct sigaction action {};
   action.sa_sigaction = forward;
@@ -155,7 +169,8 @@ class StatsFile {
  public:
   explicit StatsFile(const std::string& named) : path_(named), ours_(named.empty()) {
     if (!ours_) {
-      fs::remove(path_);
+      check_writable(path_);
+      if (fs::is_regular_file(path_)) fs::remove(path_);  // what is read afterwards is of this run
       return;
     }
     std::string pattern = (fs::temp_directory_path() / "oscar-stats-XXXXXX").string();
@@ -200,7 +215,7 @@ int verdict(const nlohmann::json& stats, const std::string& program, const HostA
   const std::string refused =
       stats.contains("refused") && stats["refused"].is_string() ? stats["refused"].get<std::string>() : "";
   if (!refused.empty()) {
-    fmt::print(stderr, "oscar: {} ran WITHOUT OSCAR: {}\n", program, refused);
+    fmt::print(stderr, "oscar: {} {}: {}\n", program, failed && strict ? "was ended by OSCAR" : "ran WITHOUT OSCAR", refused);
     return host.only_asks || failed ? kOk : kNotServed;
   }
   std::uint64_t resident = 0, nominal = 0;
@@ -304,6 +319,10 @@ void add_exec(CommandLine& line) {
       "Signals are passed on; the exit code is the program's, or 3 when attention was not served by OSCAR. A line on stderr "
       "says how many "
       "operations were served and what the cache takes.");
+  command.text(
+      "A second model in the program (a draft, -md) needs an artifact of its own beside it. States and slots that OSCAR saved hold "
+      "2-bit rows: they load under the same artifact and rates only, and a program without OSCAR cannot tell that it cannot read "
+      "them.");
   add_settings(command, options->settings, true);
   command.flag("--no-strict", options->no_strict,
                "keep going when an attention operation cannot be served (reported all the same)");

@@ -214,7 +214,7 @@ Finding inspect_gguf(const fs::path& path) {
       }
     }
     finding.layers.add(
-        {s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, s.sliding_window ? "16 bit (sliding window)" : "int2"});
+        {s.layer, s.n_head, s.n_head_kv, s.k_dim, s.v_dim, s.sliding_window ? "16 bit (sliding window)" : "coded"});
   }
   finding.facts["full_attention_layers"] = full;
   finding.facts["sliding_window_layers"] = model.layers.size() - full;

@@ -1,6 +1,9 @@
 // `oscar merge`: moments of several runs become the moments of one.
+#include <set>
+
 #include "cli.h"
 #include "oscar/base/error.h"
+#include "oscar/io/sha256.h"
 #include "oscar/method/moments.h"
 #include "output.h"
 
@@ -15,6 +18,11 @@ struct MergeOptions {
 int run_merge(const MergeOptions& options) {
   if (options.inputs.size() < 2) fail("merge adds the moments of two or more files; {} was named", options.inputs.size());
   if (options.output.empty()) fail("where should the sum go? use -o FILE");
+  check_writable(options.output);
+  std::set<std::string> digests;
+  for (const std::string& input : options.inputs) {
+    if (!digests.insert(sha256_file(input)).second) fail("{} is named twice (or a copy of it): its tokens would count double", input);
+  }
   ModelMoments sum = load_moments(options.inputs[0]);
   for (std::size_t i = 1; i < options.inputs.size(); ++i) merge(sum, load_moments(options.inputs[i]));
   save_moments(sum, options.output);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 
 #include "oscar/base/error.h"
 
@@ -155,6 +156,14 @@ std::string human_seconds(double seconds) {
   if (whole < 60) return fmt::format("{}s", whole);
   if (whole < 3600) return fmt::format("{}m {:02}s", whole / 60, whole % 60);
   return fmt::format("{}h {:02}m", whole / 3600, whole / 60 % 60);
+}
+
+void check_writable(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
+  if (fs::is_directory(path)) fail("{} is a directory; name a file", path);
+  if (!fs::is_directory(folder)) fail("{} cannot be written: there is no folder {}", path, folder.string());
+  if (access(folder.c_str(), W_OK) != 0) fail("{} cannot be written: the folder {} is read-only", path, folder.string());
 }
 
 void print(const std::string& text) {

@@ -32,6 +32,8 @@ std::string html_escaped(std::string_view text);  // for elements and quoted att
 std::string human_bytes(double bytes);            // "1.23 GiB"
 std::string human_seconds(double seconds);        // "1m 05s"
 void print(const std::string& text);              // stdout, flushed
+// Error when a file of this name cannot be written: a word before the work, not after it.
+void check_writable(const std::string& path);
 
 // A bar with time left: rewritten in place on a terminal, else one line now and then, so that logs stay short.
 class Progress {

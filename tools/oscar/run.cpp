@@ -66,6 +66,8 @@ class Generator {
     }
     feed(tokens);
     std::string out;
+    stop_ = "limit";
+    if (options_.n_predict == 0) return out;  // the prompt is only read
     for (int i = 0; stop_ = "interrupt", !interrupted(); ++i) {
       const llama_token token = llama_sampler_sample(sampler_.get(), context_.get(), -1);
       if (llama_vocab_is_eog(model_.vocab(), token)) {
@@ -204,6 +206,7 @@ int run(RunOptions options) {
   check(options.settings);
   if (options.chat && options.plain) fail("-cnv and -no-cnv contradict each other");
   if (options.settings.mode == "off") options.settings.mode = "stock";
+  if (!options.stats.empty()) check_writable(options.stats);
   std::string user = options.file.empty() ? "" : read_text(options.file);
   if (!options.prompt.empty()) user += (user.empty() ? "" : "\n\n") + options.prompt;
   const std::string artifact = resolve_artifact(options.settings, options.host.model);

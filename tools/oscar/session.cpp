@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <optional>
 #include <thread>
 
 #include "ggml-backend.h"
@@ -260,17 +261,47 @@ std::uint64_t served_operations(const nlohmann::json& stats) {
   return counter(stats, "attention_served") + counter(stats, "attention_delegated");
 }
 
+namespace {
+
+// Offset of the first byte that no UTF-8 text has there: stray or missing continuation bytes, overlong forms, surrogates,
+// code points beyond 10FFFF (RFC 3629).
+std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = [&](std::size_t at) -> unsigned { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U; };
+    const unsigned lead = byte(i);
+    const std::size_t n = lead < 0x80 ? 1 : lead >= 0xC2 && lead < 0xE0 ? 2 : (lead >> 4) == 0xE ? 3 : lead >= 0xF0 && lead < 0xF5 ? 4 : 0;
+    if (n == 0) return i;
+    const unsigned second = byte(i + 1);
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
+        (lead == 0xF4 && second > 0x8F))
+      return i;
+    for (std::size_t k = 1; k < n; ++k) {
+      if ((byte(i + k) & 0xC0U) != 0x80U) return i;
+    }
+    i += n;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::string read_text(const std::string& path) {
   std::string text;
   if (path == "-") {
     text.assign(std::istreambuf_iterator<char>(std::cin), {});
   } else {
-    if (!std::filesystem::is_regular_file(path)) fail("there is no text file {}", path);
+    if (!std::filesystem::exists(path)) fail("there is no text file {}", path);
+    if (std::filesystem::is_directory(path)) fail("{} is a directory; name a text file", path);
     std::ifstream stream(path, std::ios::binary);
     text.assign(std::istreambuf_iterator<char>(stream), {});
     if (!stream) fail("{} cannot be read", path);
   }
-  if (text.empty()) fail("the text {} is empty", path == "-" ? "on stdin" : path);
+  const std::string name = path == "-" ? "on stdin" : path;
+  if (text.empty()) fail("the text {} is empty", name);
+  if (const std::size_t at = text.find('\0'); at != std::string::npos)
+    fail("the text {} has a zero byte at offset {}: it is not a text file", name, at);
+  if (const std::optional<std::size_t> at = find_invalid_utf8(text))
+    fail("the text {} is not UTF-8 (byte {}): convert it first, for example with iconv", name, *at);
   return text;
 }
 

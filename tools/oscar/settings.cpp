@@ -53,12 +53,12 @@ void check_rate(const std::string& name, const std::string& value) {
   if (!value.empty() && !find_rate(value)) fail("{} is {}, but only {} make sense", name, value, rate_names());
 }
 
-void check_count(const std::string& name, const std::string& value) {
+void check_count(const std::string& name, const std::string& value, int least = 0) {
   if (value.empty()) return;
   int number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size() || number < 0) {
-    fail("{} is \"{}\", but it counts tokens: a whole number from 0", name, value);
+  if (error != std::errc{} || end != value.data() + value.size() || number < least) {
+    fail("{} is \"{}\", but it counts tokens: a whole number from {}", name, value, least);
   }
 }
 
@@ -177,7 +177,7 @@ void check(const Settings& settings) {
   check_word("log", settings.log, {"0", "1", "2"});
   check_word("perturb_q", settings.perturb_q, {"0", "1"});
   check_count("sink", settings.sink);
-  check_count("recent", settings.recent);
+  check_count("recent", settings.recent, 1);
   check_count("rollback", settings.rollback);
   check_clip("clip_k", settings.clip_k);
   check_clip("clip_v", settings.clip_v);

@@ -25,6 +25,7 @@ struct RotationFile {
 RotationFile read_rotation_file(const std::filesystem::path& path);
 void write_rotation_file(const RotationFile& file, const std::filesystem::path& path);
 
+void check_objective(const std::string& objective);     // Error naming the known words
 bool is_key_objective(const std::string& objective);    // qqt, ktk
 bool is_value_objective(const std::string& objective);  // sst, oot, vtv
 

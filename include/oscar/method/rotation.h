@@ -15,6 +15,8 @@ struct Eigen2 {
   MatrixD vectors;
 };
 Eigen2 symmetric_eigen(const MatrixD& moment);
+// How many of ascending eigenvalues are more than rounding: above 1e-12 of the largest.
+Eigen::Index numerical_rank(const VectorD& eigenvalues);
 
 // Sylvester Hadamard in natural order / sqrt(D). For D that is not a power of two: block-diagonal with the largest
 // power-of-two divisor (and identity if that is 1).
