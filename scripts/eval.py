@@ -60,7 +60,9 @@ def run_main():
     size = words.pop(0) if words and words[0] in SIZES else ""
     table, target = evaluate(model, size, words)
     print(table)
-    say(f"done; the numbers are in {target.relative_to(ROOT)}")
+    page = target.with_suffix(".html")
+    run([OSCAR, "report", target, "--oscar", calibrated(model, CACHE / "models" / f"{model}.gguf"), "-o", page], stdout=sys.stderr)
+    say(f"done; the numbers are in {target.relative_to(ROOT)}, their plots in {page.relative_to(ROOT)}")
     return 0
 
 

@@ -151,7 +151,7 @@ class Model(unittest.TestCase):
         for fragment in ('license: "apache-2.0"', 'base_model: "someone/SmolLM2"', self.calibrated["model_fingerprint"], self.calibrated["digest"],
                          sha256, self.calibrated["sources"][0]["sha256"], self.calibrated["verdict"], "1300 tokens are few"):
             self.assertIn(fragment, card)
-        sizes = re.findall(r"(?m)^\| spectral \| +([\d.]+) \| +([\d.]+) \|", card)
+        sizes = re.findall(r"(?m)^\| spectral \| +([\d.]+) +\| +([\d.]+) \|", card)
         self.assertEqual(sizes, [("1.5", "1.625"), ("2", "2.125"), ("2.5", "2.625"), ("3", "3.125")])
         environment, *command = shlex.split(re.search(r"(?m)^SOURCE_DATE_EPOCH=.*$", card).group())
         again = self.folder / "again"

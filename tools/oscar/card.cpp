@@ -122,11 +122,15 @@ std::string recipe_section(const Artifact& artifact) {
   const bool spectral = std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerArtifact& layer) {
     return layer.k_rotation.empty() || !layer.spectral.empty();
   });
+  if (spectral && !recipe.layer_bits.empty())
+    add(recipe, fmt::format("{}, {}; {}", recipe.k_bits, recipe.v_bits, to_text(recipe.layer_bits)));
+  row.layer_bits.clear();
   for (const double rate : kSpectralRates) {
     row.k_bits = row.v_bits = rate;
     if (spectral) add(row, fmt::format("{}", rate));
   }
   row = recipe;
+  row.layer_bits.clear();
   row.codec = "int2";
   add(row, "2");
   return out + table.markdown();

@@ -1,5 +1,6 @@
 // What a calibration knows about itself, in a form that is short enough to travel in the artifact's provenance, so that cards
-// and reports need nothing but the artifact. Keys: tokens, sources (the fit's), n_ctx, ggml (version); from oscar calibrate also
+// and reports need nothing but the artifact. Keys: tokens, sources (the fit's), n_ctx, ggml (version); from oscar calibrate
+// also
 //   fit         what it expects of each layer: FitSummary
 //   command     the command that makes the artifact again, file names without folders
 //   model_file  {name, sha256, licence: general.license of the GGUF or null}

@@ -91,9 +91,10 @@ void read_eval(const Json& json, ResultFile& out) {
   out.sequences = json_count(json, "sequences", file);
   for (const Json& row : json_array(json, "rows", file)) {
     const std::string& method = json_text(row, "method", "a row of " + file);
-    MeasuredRow read = read_row(row, method, json_text(row, "variant", "row " + method + " of " + file), "kl_p50", file);
-    read.depth = json_text(row, "depth", "row " + method + " of " + file);
-    read.positions = json_integer(row, "positions", "row " + method + " of " + file, 0);
+    const std::string what = fmt::format("row {} of {}", method, file);
+    MeasuredRow read = read_row(row, method, json_text(row, "variant", what), "kl_p50", file);
+    read.depth = json_text(row, "depth", what);
+    read.positions = json_integer(row, "positions", what, 0);
     if (read.depth != "all" && std::find(out.ranges.begin(), out.ranges.end(), read.depth) == out.ranges.end())
       out.ranges.push_back(read.depth);
     out.rows.push_back(std::move(read));
@@ -116,7 +117,7 @@ void read_compare(const Json& json, ResultFile& out) {
   const std::int64_t positions = json_integer(json, "positions", file, 0);
   for (const Json& row : json_array(json, "variants", file)) {
     const std::string& name = json_text(row, "name", "a variant of " + file);
-    const std::string& mode = json_text(row, "mode", "variant " + name + " of " + file);
+    const std::string& mode = json_text(row, "mode", fmt::format("variant {} of {}", name, file));
     MeasuredRow read = read_row(row, name, mode == "oscar" ? name : "mode=exact", "kl_median", file);
     read.depth = "all";
     read.positions = positions;
