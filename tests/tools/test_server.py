@@ -74,6 +74,18 @@ class ServerTest(unittest.TestCase):
             again = server.complete(PROMPTS[0], id_slot=1)
             self.assertEqual(again["timings"]["prompt_n"], 1)
             self.assertEqual(again["content"], stored["content"])
+
+            # A damaged file is refused to whoever asked for it; the server and its other clients go on.
+            slot = Path(folder) / "slot.bin"
+            damaged = bytearray(slot.read_bytes())
+            for at in range(len(damaged) // 2, len(damaged), 300):  # some of it in coded rows
+                damaged[at] ^= 0x10
+            slot.write_bytes(damaged)
+            status, answer = server.request("POST", "/slots/1?action=restore", {"filename": "slot.bin"})
+            self.assertEqual(status, 400, answer)
+            fresh = server.complete(PROMPTS[0], id_slot=1)
+            self.assertGreater(fresh["timings"]["prompt_n"], 400)
+            self.assertTrue(looks_like_text(fresh["content"]), fresh["content"])
         assert_served(self, server)
         self.assertGreater(sum(cache["imported_rows"] for cache in server.stats["caches"]), 0)
 
