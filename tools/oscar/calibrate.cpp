@@ -167,6 +167,7 @@ std::string reproducing_command(const CalibrateOptions& o, const ModelMoments& m
   add("--codec", o.codec, usual.codec);
   add("--k-bits", o.k_bits, usual.k_bits);
   add("--v-bits", o.v_bits, usual.v_bits);
+  add("--layer-bits", o.layer_bits, usual.layer_bits);
   add("--rotation", o.rotation, usual.rotation);
   add("--k-mean", o.k_mean, usual.k_mean);
   add("--v-mean", o.v_mean, usual.v_mean);
