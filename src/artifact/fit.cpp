@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/parallel.h"
 #include "fit_clip.h"
 #include "fit_quality.h"
 #include "fit_rotation.h"
@@ -376,6 +377,7 @@ Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* 
   artifact.recipe = options.recipe;
   artifact.date = moments.date;
   artifact.tool_version = version();
+  std::vector<std::size_t> work;  // layers to fit
   for (std::size_t i = 0; i < moments.shapes.size(); ++i) {
     const LayerShape& shape = moments.shapes[i];
     if (moments.layers[i].empty()) {
@@ -385,8 +387,20 @@ Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* 
     }
     const Heads heads(moments.layers[i]);
     check_heads(shape, heads, options.token_floor);
-    artifact.layers.push_back(fit_layer(shape, heads, options.recipe, &notes.warnings));
-    if (report != nullptr) report_layer(artifact.layers.back(), heads, options.recipe, notes);
+    work.push_back(i);
+    artifact.layers.emplace_back();
+  }
+  std::vector<FitReport> reports(work.size());
+  parallel_for(work.size(), options.threads, [&](std::size_t w) {
+    const Heads heads(moments.layers[work[w]]);
+    LayerArtifact& layer = artifact.layers[work[w]];
+    layer = fit_layer(moments.shapes[work[w]], heads, options.recipe, &reports[w].warnings);
+    if (report != nullptr) report_layer(layer, heads, options.recipe, reports[w]);
+  });
+  for (FitReport& of_layer : reports) {
+    notes.rows.insert(notes.rows.end(), of_layer.rows.begin(), of_layer.rows.end());
+    notes.warnings.insert(notes.warnings.end(), of_layer.warnings.begin(), of_layer.warnings.end());
+    notes.go = notes.go && of_layer.go;
   }
   if (options.recipe.codec == "spectral") {
     if (report != nullptr) conclude_by_noise(notes, artifact, moments);

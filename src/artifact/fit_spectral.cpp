@@ -105,16 +105,26 @@ MatrixF whitened_samples(const HeadImportance& head, const Rope& rope, const Vec
   return z;
 }
 
-// Weighted squared error of one coordinate's samples under a uniform quantiser.
-double coding_error(const Eigen::ArrayXf& z, const Eigen::ArrayXf& weight, float step, int width) {
+// Weighted squared error of one coordinate's samples under a uniform quantiser; `count` is a multiple of kRun. Half of the time
+// of a fit is spent here: sums stand side by side, so that the compiler can vectorise.
+constexpr Eigen::Index kRun = 64;
+double coding_error(const float* z, const float* weight, Eigen::Index count, float step, int width) {
+  constexpr int kSums = 8;
   const float half = static_cast<float>(1 << (width - 1));
+  const float top = 2.0F * half - 1.0F;
   const float inverse = 1.0F / step;
   double error = 0;
-  for (Eigen::Index i = 0; i < z.size(); ++i) {
-    const float t = std::clamp(z[i] * inverse + half, 0.0F, 2.0F * half - 1.0F);
-    const float decoded = (static_cast<float>(static_cast<int>(t)) + 0.5F - half) * step;
-    const float e = z[i] - decoded;
-    error += static_cast<double>(weight[i] * e * e);
+  for (Eigen::Index begin = 0; begin < count; begin += kRun) {
+    std::array<float, kSums> sums{};
+    for (Eigen::Index i = begin; i < begin + kRun; i += kSums) {
+      for (int l = 0; l < kSums; ++l) {
+        const float t = std::min(std::max(z[i + l] * inverse + half, 0.0F), top);
+        const float decoded = (static_cast<float>(static_cast<int>(t)) + 0.5F - half) * step;
+        const float e = z[i + l] - decoded;
+        sums[static_cast<std::size_t>(l)] += weight[i + l] * e * e;
+      }
+    }
+    for (const float sum : sums) error += static_cast<double>(sum);
   }
   return error;
 }
@@ -129,17 +139,21 @@ Steps search_steps(const MatrixF& z, const Eigen::ArrayXf& weight) {
   Steps result;
   result.step.resize(4, z.cols());
   result.error.resize(size_of(z.cols()));
+  const Eigen::Index count = (z.rows() + kRun - 1) / kRun * kRun;  // what is added weighs nothing
+  Eigen::ArrayXf column = Eigen::ArrayXf::Zero(count);
+  Eigen::ArrayXf weights = Eigen::ArrayXf::Zero(count);
+  weights.head(z.rows()) = weight;
   for (Eigen::Index d = 0; d < z.cols(); ++d) {
-    const Eigen::ArrayXf column = z.col(d).array();
+    column.head(z.rows()) = z.col(d).array();
     auto& error = result.error[size_of(d)];
-    error[0] = static_cast<double>((weight * column.square()).sum());
+    error[0] = static_cast<double>((weights * column.square()).sum());
     const float sigma = std::max(1e-12F, std::sqrt(static_cast<float>(error[0]) / weight.sum()));
     for (int l = 0; l < 4; ++l) {
       error[size_of(l + 1)] = std::numeric_limits<double>::infinity();
       for (int i = 0; i < kStepTries; ++i) {
         const float factor = 0.6F + 1.6F * static_cast<float>(i) / static_cast<float>(kStepTries - 1);
         const float step = sigma * kGaussianStep[size_of(l)] * factor;
-        const double e = coding_error(column, weight, step, 2 * (l + 1));
+        const double e = coding_error(column.data(), weights.data(), count, step, 2 * (l + 1));
         if (e >= error[size_of(l + 1)]) continue;
         error[size_of(l + 1)] = e;
         result.step(l, d) = step;

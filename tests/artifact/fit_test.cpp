@@ -113,11 +113,13 @@ TEST(Fit, MeansAreTheMeans) {
   EXPECT_NEAR(static_cast<double>(layer.k_mean(1, 8)), 0.0, 0.15);
 }
 
-TEST(Fit, IsDeterministicAndIndependentOfTheReport) {
+TEST(Fit, IsDeterministicAndIndependentOfThreadsAndReport) {
   const ModelMoments moments = model_of({normal_layer(0, 32, 1100, 4), normal_layer(1, 32, 1100, 5)});
   FitReport report;
+  FitOptions alone = options();
+  alone.threads = 1;
   const Artifact a = fit(moments, options(), &report);
-  const Artifact b = fit(moments, options(), nullptr);
+  const Artifact b = fit(moments, alone, nullptr);
   ASSERT_EQ(a.layers.size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) {
     for (std::size_t h = 0; h < 2; ++h) {

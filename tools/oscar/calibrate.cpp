@@ -81,6 +81,7 @@ FitOptions fit_options(const CalibrateOptions& options) {
   if (options.group_size < 0 || options.group_size % 4 != 0) fail("--group-size {} is not a multiple of 4", options.group_size);
   fit.recipe.group_size = options.group_size;
   fit.token_floor = options.token_floor;
+  fit.threads = options.host.n_threads;
   return fit;
 }
 

@@ -121,6 +121,7 @@ std::uint64_t state_digest(const Artifact& artifact, const Recipe& recipe);
 struct FitOptions {
   Recipe recipe;
   std::int64_t token_floor = 1024;
+  int threads = 0;  // 0: all processors; the result does not depend on it
 };
 struct FitReport {  // per layer and head: what the fit expects
   struct Row {
