@@ -560,7 +560,7 @@ void add_calibrate(CommandLine& line) {
   command.option("--resume", options->resume, "FILE", "go on from these moments");
   command.option("--from-moments", options->from_moments, "FILE", "only fit; the model is not run");
   command.option("--codec", options->codec, "NAME", "codec the artifact asks for: spectral (default) or int2; it holds both");
-  add_rates(command, options->k_bits, options->v_bits, options->layer_bits, "default: 2, for all layers");
+  add_rates(command, options->k_bits, options->v_bits, options->layer_bits, "2", "none");
   command.option("--rotation", options->rotation, "WHICH", "one rotation per-head or per layer");
   command.option("--k-mean", options->k_mean, "MODE", "mean removed from K: rope (default), static or none", "OSCAR_K_MEAN");
   command.option("--v-mean", options->v_mean, "MODE", "mean removed from V: none (default) or static", "OSCAR_V_MEAN");

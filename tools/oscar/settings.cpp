@@ -115,14 +115,16 @@ void check(const HostOptions& options) {
   if (options.n_ubatch < 1) fail("-ub {} makes no sense: at least 1 token", options.n_ubatch);
 }
 
-void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits,
-               const std::string& otherwise) {
-  command.option("--k-bits", k_bits, "BITS", fmt::format("spectral keys: {}; {}", rate_names(), otherwise), "OSCAR_K_BITS");
-  command.option("--v-bits", v_bits, "BITS", fmt::format("spectral values: {}; {}", rate_names(), otherwise), "OSCAR_V_BITS");
-  command.option(
-      "--layer-bits", layer_bits, "LAYERS:RATE[,...]",
-      fmt::format("spectral: layers with other rates, as in 0:3,1:3/2.5,5-7:k3 (K and V; K/V; only K), or none; {}", otherwise),
-      "OSCAR_LAYER_BITS");
+void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits, const char* otherwise,
+               const char* layers_otherwise) {
+  command.option("--k-bits", k_bits, "BITS", fmt::format("spectral keys: {}; default: {}", rate_names(), otherwise),
+                 "OSCAR_K_BITS");
+  command.option("--v-bits", v_bits, "BITS", fmt::format("spectral values: {}; default: {}", rate_names(), otherwise),
+                 "OSCAR_V_BITS");
+  command.option("--layer-bits", layer_bits, "LAYERS:RATE[,...]",
+                 fmt::format("spectral: layers with other rates, as in 0:3,1:3/2.5,5-7:k3 (K and V; K/V; only K); default: {}",
+                             layers_otherwise),
+                 "OSCAR_LAYER_BITS");
 }
 
 void add_settings(Command& command, Settings& settings, bool with_mode) {
@@ -143,7 +145,8 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64", "OSCAR_ROLLBACK");
   command.option("--codec", settings.codec, "NAME",
                  "spectral, int2, or sim:NAME for a simulated rival (see compare); default: the artifact's", "OSCAR_CODEC");
-  add_rates(command, settings.k_bits, settings.v_bits, settings.layer_bits, "default: the artifact's");
+  add_rates(command, settings.k_bits, settings.v_bits, settings.layer_bits, "the artifact's",
+            "the artifact's (none: no layer)");
   command.option("--k-mean", settings.k_mean, "MODE", "mean removed from K: none, static or rope; default: the artifact's",
                  "OSCAR_K_MEAN");
   command.option("--v-mean", settings.v_mean, "MODE", "mean removed from V: none or static; default: the artifact's",

@@ -36,8 +36,8 @@ struct Settings {
 };
 
 // --k-bits, --v-bits and --layer-bits; `otherwise`: what holds without them.
-void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits,
-               const std::string& otherwise);
+void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits, const char* otherwise,
+               const char* layers_otherwise);
 void add_settings(Command& command, Settings& settings, bool with_mode);
 GivenRates given_rates(const Settings& settings);  // as checked
 // Range and word checks, so that a typing error is reported before a model is loaded.
