@@ -192,8 +192,7 @@ std::string KvBuffer::describe_codec() const {
                        first.k->bits_per_element(), first.v->bits_per_element());
   }
   if (recipe.codec == "int2") return describe_int2();
-  const std::string rates = fmt::format("spectral, K {} bits V {} bits", recipe.k_bits, recipe.v_bits);
-  return recipe.layer_bits.empty() ? rates : fmt::format("{}, by layer {}", rates, to_text(recipe.layer_bits));
+  return fmt::format("spectral, {}", describe_rates(recipe));
 }
 
 std::string KvBuffer::describe_int2() const {

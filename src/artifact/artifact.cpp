@@ -58,6 +58,11 @@ void set_rates(Recipe& recipe, const GivenRates& given) {
   std::erase_if(recipe.layer_bits, [](const LayerRates& layer) { return !layer.k && !layer.v; });
 }
 
+std::string describe_rates(const Recipe& recipe) {
+  const std::string rates = fmt::format("K {} bits V {} bits", recipe.k_bits, recipe.v_bits);
+  return recipe.layer_bits.empty() ? rates : fmt::format("{}, by layer {}", rates, to_text(recipe.layer_bits));
+}
+
 void check_layer_bits(const Recipe& recipe, std::span<const LayerShape> layers) {
   for (const LayerRates& entry : recipe.layer_bits) {
     const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerShape& s) { return s.layer == entry.layer; });

@@ -169,6 +169,9 @@ class Model(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         fitted = json.loads(done.stdout)
         self.assertEqual(fitted["recipe"]["layer_bits"], "1-2:k2.5,3:3")
+        card = oscar("card", output).stdout
+        self.assertIn("--layer-bits 3:3,1-2:k2.5", card)  # the command that reproduces it
+        self.assertIn("(layers 1-2:k2.5,3:3: `--layer-bits`)", card)
         seen = json.loads(oscar("inspect", output, "-o", "json").stdout)
         self.assertEqual(seen["layer_bits"], "1-2:k2.5,3:3")
         self.assertAlmostEqual(seen["bits_per_element"], 2.125 + (1 + 2 * 0.25) / 30)

@@ -100,8 +100,10 @@ std::string recipe_section(const Artifact& artifact) {
   const Recipe& recipe = artifact.recipe;
   std::string out;
   if (recipe.codec == "spectral") {
-    out = fmt::format("Codec `spectral`, {} bits for K and {} for V unless told otherwise (`--k-bits`, `--v-bits`). ",
-                      recipe.k_bits, recipe.v_bits);
+    const std::string layers =
+        recipe.layer_bits.empty() ? "" : fmt::format(" (layers {}: `--layer-bits`)", to_text(recipe.layer_bits));
+    out = fmt::format("Codec `spectral`, {} bits for K and {} for V{} unless told otherwise (`--k-bits`, `--v-bits`). ",
+                      recipe.k_bits, recipe.v_bits, layers);
   } else {
     out = fmt::format("Codec `{}`, K mean {}, V mean {}, objectives `{}` and `{}`, one rotation per {}. ", recipe.codec,
                       to_string(recipe.k_mean), to_string(recipe.v_mean), recipe.k_objective, recipe.v_objective,
@@ -115,15 +117,14 @@ std::string recipe_section(const Artifact& artifact) {
     if (size.f16 == 0) return;
     table.add({r.codec, bits, 16.0 * static_cast<double>(size.bytes) / static_cast<double>(size.f16), size.bytes, size.f16});
   };
+  const bool spectral = std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerArtifact& layer) {
+    return layer.k_rotation.empty() || !layer.spectral.empty();
+  });
   Recipe row = recipe;
   row.codec = "spectral";
   row.k_mean = MeanMode::rope;
   row.v_mean = MeanMode::none;
-  const bool spectral = std::all_of(artifact.layers.begin(), artifact.layers.end(), [](const LayerArtifact& layer) {
-    return layer.k_rotation.empty() || !layer.spectral.empty();
-  });
-  if (spectral && !recipe.layer_bits.empty())
-    add(recipe, fmt::format("{}, {}; {}", recipe.k_bits, recipe.v_bits, to_text(recipe.layer_bits)));
+  if (spectral && !row.layer_bits.empty()) add(row, describe_rates(row));
   row.layer_bits.clear();
   for (const double rate : kSpectralRates) {
     row.k_bits = row.v_bits = rate;
@@ -199,12 +200,13 @@ std::string card_of(const CardOptions& options) {
   std::string licence = options.licence;
   if (const auto file = model_file(artifact); licence.empty() && file) licence = file->licence;
   const std::string name = path.filename().string();
+  const Rates mean = mean_rates(artifact, artifact.recipe);
   std::string out = front_matter(options, licence);
   out += fmt::format("\n# OSCAR calibration of {}\n\n", artifact.model.name);
   out += fmt::format(
       "Lets OSCAR keep the KV cache of this model in about {} bits per element instead of 16, inside an unmodified "
       "llama.cpp. It holds no weights: only statistics of keys and values turned into transforms and digit widths.\n",
-      artifact.recipe.codec == "spectral" ? fmt::format("{}", (artifact.recipe.k_bits + artifact.recipe.v_bits) / 2) : "2");
+      artifact.recipe.codec == "spectral" ? fmt::format("{:.3g}", (mean.k + mean.v) / 2) : "2");
   out += fmt::format(
       "\n## Use\n\n```\noscar run -m MODEL.gguf --oscar {0} -p \"Hello\"\nOSCAR_ARTIFACT={0} oscar exec -- llama-server -m "
       "MODEL.gguf\n```\n\nBeside the model as `MODEL.oscar.safetensors` it is found without being named.\n",

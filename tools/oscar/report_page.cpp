@@ -53,14 +53,13 @@ std::string artifact_provenance(const ArtifactFile& file) {
   std::string texts;
   for (const TextSource& source : calibration_sources(a))
     texts += fmt::format("{}{} ({}), {} tokens", texts.empty() ? "" : "; ", source.name, source.sha256, source.tokens);
-  return fmt::format(
-      "<h3>{}: artifact</h3><div class=\"card\"><table>{}</table></div>", html_escaped(file.file),
-      fact("model", fmt::format("{} ({})", a.model.name, a.model.architecture)) +
-          fact("model fingerprint", a.model.fingerprint, true) + fact("digest", a.digest, true) +
-          fact("recipe", fmt::format("{}, K {} bits, V {} bits{}{}", a.recipe.codec, a.recipe.k_bits, a.recipe.v_bits,
-                                     a.recipe.layer_bits.empty() ? "" : ", layers ", to_text(a.recipe.layer_bits))) +
-          fact("calibrated on (SHA-256)", texts, true) + fact("made", fmt::format("{} by oscar {}", a.date, a.tool_version)) +
-          fact("verdict", file.fit ? file.fit->verdict : ""));
+  return fmt::format("<h3>{}: artifact</h3><div class=\"card\"><table>{}</table></div>", html_escaped(file.file),
+                     fact("model", fmt::format("{} ({})", a.model.name, a.model.architecture)) +
+                         fact("model fingerprint", a.model.fingerprint, true) + fact("digest", a.digest, true) +
+                         fact("recipe", fmt::format("{}, {}", a.recipe.codec, describe_rates(a.recipe))) +
+                         fact("calibrated on (SHA-256)", texts, true) +
+                         fact("made", fmt::format("{} by oscar {}", a.date, a.tool_version)) +
+                         fact("verdict", file.fit ? file.fit->verdict : ""));
 }
 
 // --- sections ---

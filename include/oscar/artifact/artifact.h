@@ -103,6 +103,7 @@ struct GivenRates {
   [[nodiscard]] bool any() const { return k || v || layers; }
 };
 void set_rates(Recipe& recipe, const GivenRates& given);
+std::string describe_rates(const Recipe& recipe);  // "K 2 bits V 2 bits, by layer 0:3,5-7:k2.5"
 // Error when layer_bits names a layer that is not among `layers` (ascending, not empty) or has a sliding window.
 void check_layer_bits(const Recipe& recipe, std::span<const LayerShape> layers);
 void check_layer_bits(const Recipe& recipe, const Artifact& artifact);
