@@ -4,6 +4,7 @@ import http.client
 import json
 import tempfile
 import unittest
+from pathlib import Path
 
 from stock import Server, assert_served, looks_like_text, prose
 
