@@ -102,12 +102,12 @@
 
   function depth(canvas, index) {
     const {ranges, series} = data.sources[index].depth;
-    let other = 0;
+    const counts = {}, others = LINES.slice(3);  // the first three are the groups' own
     const sets = series.map((s) => {
-      const own = s.group !== 'rival', i = own ? 0 : other++;
-      const colour = own ? css('--' + s.group) : LINES[i % LINES.length];
+      const own = s.group !== 'rival', i = counts[s.group] = (counts[s.group] ?? -1) + 1;
+      const colour = own ? css('--' + s.group) : others[i % others.length];
       return {label: s.label, data: s.kl.map((v) => v > 0 ? v : null), borderColor: colour, backgroundColor: colour, borderWidth: own ? 2.5 : 1.2,
-              borderDash: s.group === 'floor' ? [5, 4] : DASHES[Math.floor(i / LINES.length) % DASHES.length], pointRadius: own ? 4 : 2};
+              borderDash: s.group === 'floor' ? [5, 4] : DASHES[(own ? i : Math.floor(i / others.length)) % DASHES.length], pointRadius: own ? 4 : 2};
     });
     return lines(canvas, {labels: ranges, sets, x: 'position of the query in its sequence, tokens', y: 'KL, mean, nats per token', legend: true});
   }
