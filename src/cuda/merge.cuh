@@ -1,0 +1,139 @@
+// Third kernel of a decode: the partial results of a query head become its output. One block per sequence and query head.
+#pragma once
+
+#include "cuda/decode_plan.cuh"
+#include "cuda/prepare.cuh"
+
+namespace oscar::cuda {
+
+inline constexpr int kMergeThreads = 256;
+
+template <int D>
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ DecodeParams p) {
+  constexpr int kWarps = kMergeThreads / 32;
+  constexpr int kValues = D / 32;  // of a lane
+  __shared__ float sums[2][kWarps][D];
+  __shared__ float per_warp[kWarps];
+
+  const int n_head = p.layer.n_head_kv * p.group;
+  const int sequence = static_cast<int>(blockIdx.x) / n_head;
+  const int query_head = static_cast<int>(blockIdx.x) % n_head;
+  const int kv = query_head / p.group;
+  const int in_group = query_head % p.group;
+  const int head = kv * p.subgroups + in_group / kHeadsPerTile;
+  const int column = in_group % kHeadsPerTile;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+
+  // Rows of both parts: the workers whose piece of the line meets them.
+  const Shares share = shares(p, lane);
+  const Tiers t = tiers(p, sequence);
+  const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * exact_cost(p);
+  std::uint32_t begin = sequence_begin(p, sequence, lane);
+  for (int h = 0; h < head; ++h) begin += exact + static_cast<std::uint32_t>(t.pages()) * page_cost(p, h);
+  const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost(p, head);
+  const std::uint32_t part = 2U * static_cast<std::uint32_t>(sequence * p.heads + head);
+  const auto rows_of = [&](std::uint32_t from, std::uint32_t length, std::uint32_t number, std::uint32_t& first) {
+    if (length == 0) return 0;
+    first = number + from / share.share;
+    return static_cast<int>((from + length - 1) / share.share - from / share.share) + 1;
+  };
+  std::uint32_t first[2] = {0, 0};
+  const int n_exact = rows_of(begin, exact, part, first[0]);
+  const int n_rows = n_exact + rows_of(begin + exact, coded, part + 1, first[1]);
+  const auto index = [&](int i) {
+    const std::uint32_t row = i < n_exact ? first[0] + static_cast<std::uint32_t>(i) : first[1] + static_cast<std::uint32_t>(i - n_exact);
+    return static_cast<std::int64_t>(row) * p.stride_heads + column;
+  };
+  wait_for_predecessor();
+
+  // The maximum; NaN never wins.
+  const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
+  float most = sink;
+  for (int i = thread; i < n_rows; i += kMergeThreads) most = fmaxf(most, p.partial_sum[index(i)].x);
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0U, most, d));
+  if (lane == 0) per_warp[warp] = most;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) most = fmaxf(most, per_warp[i]);
+  __syncthreads();
+
+  float out[2][kValues] = {};
+  float total = 0;
+#pragma unroll 4
+  for (int i = warp; i < n_rows; i += kWarps) {
+    const std::int64_t row = index(i);
+    const float2 state = p.partial_sum[row];
+    float values[kValues];
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) values[k] = p.partial_out[row * D + lane * kValues + k];
+    // A row without work has sum 0 and was not written.
+    const float weight = state.y > 0.0F ? exp2f(state.x - most) : 0.0F;
+    total += weight * state.y;
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      const float value = weight > 0.0F ? weight * values[k] : 0.0F;
+      if (i < n_exact) {
+        out[0][k] += value;
+      } else {
+        out[1][k] += value;
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kValues; ++k) {
+    sums[0][warp][lane * kValues + k] = out[0][k];
+    sums[1][warp][lane * kValues + k] = out[1][k];
+  }
+  if (lane == 0) per_warp[warp] = total;
+  __syncthreads();
+  if (warp != 0) return;
+
+  total = most > -INFINITY ? exp2f(sink - most) : 0.0F;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total += per_warp[w];
+  float plain[kValues] = {};
+  float turned[kValues] = {};
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      plain[k] += sums[0][w][lane * kValues + k];
+      turned[k] += sums[1][w][lane * kValues + k];
+    }
+  }
+  // Coded values come in the Hadamard basis: butterflies within a lane, then across lanes.
+#pragma unroll
+  for (int d = 1; d < kValues; d *= 2) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      if ((k & d) == 0) {
+        const float a = turned[k];
+        const float b = turned[k + d];
+        turned[k] = a + b;
+        turned[k + d] = a - b;
+      }
+    }
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      const float other = __shfl_xor_sync(~0U, turned[k], d);
+      turned[k] = (lane & d) == 0 ? turned[k] + other : other - turned[k];
+    }
+  }
+  const float inverse = total > 0.0F ? 1.0F / total : 0.0F;
+  const float unit = p.layer.value_unit[kv] * rsqrtf(static_cast<float>(D));
+  __half* to = p.out + static_cast<std::int64_t>(blockIdx.x) * D;
+#pragma unroll
+  for (int k = 0; k < kValues; ++k) {
+    const int d = lane * kValues + k;
+    to[d] = __float2half_rn((plain[k] + turned[k] * unit * p.layer.value_signs[kv * D + d]) * inverse);
+  }
+  if (lane == 0 && p.lse != nullptr) p.lse[blockIdx.x] = total > 0.0F ? (most + log2f(total)) * kLn2 : -INFINITY;
+}
+
+}  // namespace oscar::cuda
