@@ -23,6 +23,14 @@ inline constexpr int kTiles = D / 16;
 inline constexpr std::uint32_t kGainTableBytes = 1024;
 inline constexpr std::uint32_t kScratchBytes = 512;
 inline constexpr std::uint32_t kBarrierBytes = 128;
+inline constexpr std::uint32_t kMeanTableBytes = 128 + 8;  // per pair
+
+// e^(i 2 pi turns).
+__device__ __forceinline__ float2 turn_by(double turns) {
+  float2 result;
+  sincospif(2.0F * static_cast<float>(turns - rint(turns)), &result.y, &result.x);
+  return result;
+}
 
 template <int D, bool kWide, bool kMean>
 class WarpAttention {
@@ -38,9 +46,11 @@ class WarpAttention {
         mean_query_(query_ + params.query_bytes),
         ring_(mean_query_ + mean_bytes(params), warp_shared + kScratchBytes, params.stages, params.stage_bytes, lane) {}
 
-  // Bytes of the running weights of the means, per warp.
+  // Running weights of the means, per warp and 16 pairs: kMeanParts float4 per lane.
+  static constexpr int kMeanParts = kWide ? 2 : 1;
+  static constexpr std::uint32_t kMeanStepBytes = 512U * kMeanParts;
   __host__ __device__ static std::uint32_t mean_bytes(const DecodeParams& p) {
-    return kMean ? static_cast<std::uint32_t>(p.layer.n_pairs / 8 * p.lanes) * 16U : 0U;
+    return kMean ? static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kMeanStepBytes : 0U;
   }
 
   // Units [begin, end) of the exact tier of virtual head `head`.
@@ -140,7 +150,7 @@ class WarpAttention {
     const float start[4] = {header[8 + State::head(lane_, 0)], header[8 + State::head(lane_, 1)],
                             header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
     const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
-    if constexpr (kMean) start_mean(item, (tiers.first_page() + begin) * kPageTokens + kPageTokens / 2);
+    if constexpr (kMean) start_mean(item, tiers.first_page() + begin);
 
     for (int page = begin; page < end; ++page) {
       const int next = page + ring_.stages();
@@ -349,83 +359,110 @@ class WarpAttention {
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
-        const int token = 16 * j + State::row(lane_, r);
+        const int token = paged::token_of(j, State::row(lane_, r));
         if (token < low || token >= high) y[j][r][0] = y[j][r][1] = -INFINITY;
       }
     }
   }
 
-  // --- RoPE means: Re(sum over pairs of c e^(i theta t)); the page's middle turns c, a static table holds e^(i theta (j - 32)).
-  // c of the pairs of this lane's column, one float4 (two pairs) per k-step, lives in shared memory and moves on by 64 tokens a page.
-  __device__ void start_mean(int item, int position) {
+  // --- RoPE means: Re(sum over pairs of c e^(i theta t)). About the page's middle m, t = m + x, the page has the weights
+  // c' = c e^(i theta m), and its logits are E(x) + O(x), E = sum Re(c') cos(theta x), O = - sum Im(c') sin(theta x), with
+  // E(-x) = E(x), O(-x) = -O(x): two products of static tables [32 x, pairs] with weights [pairs, heads].
+  // The weights live in shared memory, turned on by 64 tokens a page. A float4 is the real and imaginary parts of two
+  // neighbouring pairs: pairs 2t, 2t + 1 of the lane's column, and 2t + 8, 2t + 9. In tiles that are not wide, lanes g < 4 keep
+  // the first and lanes g >= 4 the second of the same head.
+  [[nodiscard]] __device__ std::uint32_t mean_weights(int step, int part) const {
+    return mean_query_ + static_cast<std::uint32_t>(step) * kMeanStepBytes + static_cast<std::uint32_t>(part) * 512U +
+           16U * static_cast<std::uint32_t>(lane_);
+  }
+  // Which of a step's eight float4 of turns belongs to the lane's weights.
+  [[nodiscard]] __device__ int mean_eighth(int part) const { return lane_ % 4 + 4 * (kWide ? part : lane_ / 16); }
+  static __device__ __forceinline__ float4 turned(float4 c, float4 by) {
+    return make_float4(c.x * by.x - c.z * by.z, c.y * by.y - c.w * by.w, c.x * by.z + c.z * by.x, c.y * by.w + c.w * by.y);
+  }
+
+  __device__ void start_mean(int item, int page) {
     const int n_pairs = p_.layer.n_pairs;
-    const int steps = n_pairs / 8;
-    const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (steps * p_.lanes);
-    for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta position) of 64 pairs at a time through the scratch
+    const double middle = page * kPageTokens + (kPageTokens - 1) / 2.0;
+    const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (n_pairs / 16 * kMeanParts * 32);
+    for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta m) of 64 pairs at a time through the scratch
       __syncwarp();
       for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
-        const double turns = p_.layer.turns[i] * position;
-        float sine, cosine;
-        sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine, &cosine);
-        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(scratch_ + 8U * static_cast<std::uint32_t>(i - base)), "f"(cosine), "f"(sine)
-                     : "memory");
+        const std::uint32_t place = scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
+        const float2 turn = turn_by(p_.layer.turns[i] * middle);
+        store_shared_float(place, turn.x);
+        store_shared_float(place + 8U, turn.y);
       }
       __syncwarp();
-      for (int step = base / 8; step < min(steps, base / 8 + 8); ++step) {
-        float4 c = from[step * p_.lanes + query_lane()];
-        const uint2 first = load_shared_8(scratch_ + 8U * static_cast<std::uint32_t>(step * 8 - base + lane_ % 4));
-        const uint2 second = load_shared_8(scratch_ + 8U * static_cast<std::uint32_t>(step * 8 - base + lane_ % 4 + 4));
-        c = turned(c, make_float4(__uint_as_float(first.x), __uint_as_float(first.y), __uint_as_float(second.x), __uint_as_float(second.y)));
-        store_shared_float4(mean_weights(step), c);  // lanes that share a place write the same
+      for (int step = base / 16; step < min(n_pairs / 16, base / 16 + 4); ++step) {
+#pragma unroll
+        for (int part = 0; part < kMeanParts; ++part) {
+          const float4 c = from[(step * kMeanParts + part) * 32 + lane_];
+          const float4 by = load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + mean_eighth(part)));
+          store_shared_float4(mean_weights(step, part), turned(c, by));
+        }
       }
     }
     __syncwarp();
-  }
-  [[nodiscard]] __device__ std::uint32_t mean_weights(int step) const {
-    constexpr std::uint32_t kLanes = kWide ? 32 : 16;
-    return mean_query_ + 16U * (static_cast<std::uint32_t>(step) * kLanes + static_cast<std::uint32_t>(query_lane()));
-  }
-  static __device__ __forceinline__ float4 turned(float4 c, float4 by) {
-    return make_float4(c.x * by.x - c.y * by.y, c.x * by.y + c.y * by.x, c.z * by.z - c.w * by.w, c.z * by.w + c.w * by.z);
   }
 
   // y = offset + mean logits of the page; moves on to the next page.
   __device__ __forceinline__ void mean_logits(const float (&offset)[2], float (&y)[4][State::kRows][2]) {
-    const int steps = p_.layer.n_pairs / 8;
-    const int fast_steps = p_.layer.n_fast_pairs / 8;
-    const std::uint32_t turns = mean_table_ + static_cast<std::uint32_t>(steps) * 4 * 512;  // e^(i 64 theta)
-    float acc[4][4] = {};
+    const int steps = p_.layer.n_pairs / 16;
+    const int fast_steps = p_.layer.n_fast_pairs / 16;
+    const std::uint32_t turns = mean_table_ + static_cast<std::uint32_t>(steps) * 2048U;
+    float even[2][4] = {};
+    float odd[2][4] = {};
     float still = 0;  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      const float4 c = load_shared_float4(mean_weights(step));
-      const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 4 + lane_ % 4));
-      const std::uint32_t b0 = pack_half2(c.x, c.y);
-      const std::uint32_t b1 = pack_half2(c.z, c.w);
-      if (step >= fast_steps) still += c.x + c.z;
+      std::uint32_t real[2], imaginary[2];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint4 a = load_shared_16(mean_table_ + static_cast<std::uint32_t>(step * 4 + j) * 512U + 16U * static_cast<std::uint32_t>(lane_));
-        mma(acc[j], a.x, a.y, a.z, a.w, b0, b1);
+      for (int part = 0; part < kMeanParts; ++part) {
+        const float4 c = load_shared_float4(mean_weights(step, part));
+        const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
+        real[part] = pack_half2(c.x, c.y);
+        imaginary[part] = pack_half2(c.z, c.w);
+        if (step >= fast_steps) still += c.x + c.y;
+        store_shared_float4(mean_weights(step, part), turned(c, by));
       }
-      __syncwarp();
-      store_shared_float4(mean_weights(step), turned(c, by));
+      if constexpr (!kWide) {
+        const std::uint32_t other_real = __shfl_xor_sync(~0U, real[0], 16);
+        const std::uint32_t other_imaginary = __shfl_xor_sync(~0U, imaginary[0], 16);
+        real[1] = lane_ < 16 ? other_real : real[0];
+        imaginary[1] = lane_ < 16 ? other_imaginary : imaginary[0];
+        real[0] = lane_ < 16 ? real[0] : other_real;
+        imaginary[0] = lane_ < 16 ? imaginary[0] : other_imaginary;
+      }
+      const std::uint32_t table = mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
+        mma(even[e], cosines.x, cosines.y, cosines.z, cosines.w, real[0], real[1]);
+        const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
+        mma(odd[e], sines.x, sines.y, sines.z, sines.w, imaginary[0], imaginary[1]);
+      }
     }
     still += __shfl_xor_sync(~0U, still, 1);
     still += __shfl_xor_sync(~0U, still, 2);
+    if constexpr (!kWide) still += __shfl_xor_sync(~0U, still, 16);
     const float mine[2] = {offset[0] + __shfl_sync(~0U, still, 4 * State::head(lane_, 0)),
                            offset[1] + __shfl_sync(~0U, still, 4 * State::head(lane_, 1))};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float x[State::kRows][2];
-      State::pick(acc[j], lane_, x);
+    for (int e = 0; e < 2; ++e) {
+      float x[State::kRows][2], z[State::kRows][2];
+      State::pick(even[e], lane_, x);
+      State::pick(odd[e], lane_, z);
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
-        y[j][r][0] = x[r][0] + mine[0];
-        y[j][r][1] = x[r][1] + mine[1];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float both = x[r][c] + mine[c];
+          y[2 + e][r][c] = both + z[r][c];
+          y[1 - e][r][c] = both - z[r][c];
+        }
       }
     }
-    __syncwarp();
   }
 
   // Row part + worker of the partial results. Rows g and g + 8 of a tile may carry different factors; centre times the weight
@@ -477,7 +514,7 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
-  const std::uint32_t mean_bytes = kMean ? static_cast<std::uint32_t>(p.layer.n_pairs) * (256U + 8U) : 0U;
+  const std::uint32_t mean_bytes = kMean ? static_cast<std::uint32_t>(p.layer.n_pairs) * kMeanTableBytes : 0U;
   const std::uint32_t base = shared_address(shared);
   // Neighbours on the line go to different multiprocessors, so that all of them are busy when there is little to do.
   const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
@@ -486,16 +523,16 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
   for (int n = thread; n < 256; n += static_cast<int>(blockDim.x)) {
     reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2f(static_cast<float>(n - 128) / 16.0F);
   }
-  if constexpr (kMean) {  // the table, then e^(i 64 theta) in the order of the weights
+  if constexpr (kMean) {  // the table, then e^(i 64 theta) of pairs 2 i, 2 i + 1: cosines, sines
     auto* table = reinterpret_cast<uint4*>(shared + kGainTableBytes);
-    const int pieces = p.layer.n_pairs * 16;
+    const int pieces = p.layer.n_pairs * 8;
     for (int i = thread; i < pieces; i += warps * 32) table[i] = reinterpret_cast<const uint4*>(p.layer.mean_table)[i];
-    auto* turns = reinterpret_cast<float2*>(table + pieces);
+    auto* turns = reinterpret_cast<float*>(table + pieces);
     for (int i = thread; i < p.layer.n_pairs; i += warps * 32) {
-      const double by = p.layer.turns[i] * kPageTokens;
-      float sine, cosine;
-      sincospif(2.0F * static_cast<float>(by - rint(by)), &sine, &cosine);
-      turns[(i / 8 * 4 + i % 4) * 2 + i % 8 / 4] = make_float2(cosine, sine);
+      const float2 turn = turn_by(p.layer.turns[i] * kPageTokens);
+      float* to = turns + i / 2 * 4 + i % 2;
+      to[0] = turn.x;
+      to[2] = turn.y;
     }
   }
   __syncthreads();

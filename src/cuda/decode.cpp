@@ -41,7 +41,7 @@ std::size_t lay_out(DecodeParams& p, void* workspace) {
   take(p.headers, items * kHeaderFloats * sizeof(float));
   take(p.coded_query, items * p.query_bytes);
   take(p.exact_query, items * (dim / 16) * static_cast<std::size_t>(p.lanes) * 8);
-  take(p.mean_query, items * static_cast<std::size_t>(p.layer.n_pairs / 8 * p.lanes) * sizeof(float4));
+  take(p.mean_query, items * static_cast<std::size_t>(p.layer.n_pairs / 16 * p.lanes * 2) * sizeof(float4));
   take(p.partial_out, rows * dim * sizeof(float));
   take(p.partial_sum, rows * sizeof(float2));
   return at;

@@ -1,5 +1,8 @@
 // Launches of the three kernels of a decode.
 #include <algorithm>
+#ifdef OSCAR_CUDA_TUNING
+#include <cstdlib>
+#endif
 
 #include "cuda/attend.cuh"
 #include "cuda/merge.cuh"
@@ -31,24 +34,41 @@ template <int D, bool kWide, bool kMean>
 cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
   const std::uint32_t longest = std::max(paged::head_bytes(p.layer.max_slots, D), unsigned_of(kBlockTokens * D * 2));
   p.stage_bytes = (longest + 127U) / 128U * 128U;
-  const std::uint32_t common = kGainTableBytes + (kMean ? unsigned_of(p.layer.n_pairs) * 264U : 0U);
+  const std::uint32_t common = kGainTableBytes + (kMean ? unsigned_of(p.layer.n_pairs) * kMeanTableBytes : 0U);
   const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + WarpAttention<D, kWide, kMean>::mean_bytes(p);
   const auto room = unsigned_of(device.shared_bytes) - common;
   int warps = kAttendWarps<D>;
   while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
+#ifdef OSCAR_CUDA_TUNING
+  if (const char* x = std::getenv("T_WARPS")) warps = std::atoi(x);
+#endif
   const std::uint32_t per_warp = room / unsigned_of(warps);
   *fits = per_warp >= fixed + 2 * p.stage_bytes;
   if (!*fits) return cudaSuccess;
   p.stages = std::min(TileRing::kMaxStages, static_cast<int>((per_warp - fixed) / p.stage_bytes));
+#ifdef OSCAR_CUDA_TUNING
+  if (const char* x = std::getenv("T_STAGES")) p.stages = std::min(p.stages, std::atoi(x));
+#endif
   p.warp_bytes = fixed + unsigned_of(p.stages) * p.stage_bytes;
-  const int blocks = device.multiprocessors;
+  int blocks = device.multiprocessors;
+#ifdef OSCAR_CUDA_TUNING
+  if (const char* x = std::getenv("T_BLOCKS")) blocks = std::atoi(x);
+#endif
   p.workers = unsigned_of(blocks * warps);
   const std::uint32_t shared = common + unsigned_of(warps) * p.warp_bytes;
 
   auto* kernel = attend_kernel<D, kWide, kMean>;
   static const cudaError_t raised =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-  const bool overlaps = device.major >= 9;
+  bool overlaps = device.major >= 9;
+#ifdef OSCAR_CUDA_TUNING
+  if (std::getenv("T_NOPDL")) overlaps = false;
+  if (const char* x = std::getenv("T_ONLY")) {
+    if (*x == 'p') return launch(prepare_kernel<D>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
+    if (*x == 'a') return launch(kernel, blocks, 32 * warps, shared, p, stream, false);
+    if (*x == 'm') return launch(merge_kernel<D>, p.batch * p.layer.n_head_kv * p.group, kMergeThreads, 0, p, stream, false);
+  }
+#endif
   cudaError_t status = raised;
   if (status == cudaSuccess) status = launch(prepare_kernel<D>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
   if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);

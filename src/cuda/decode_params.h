@@ -39,7 +39,7 @@ struct DecodeParams {
   float* headers;              // [batch * heads][kHeaderFloats]
   std::uint32_t* coded_query;  // [batch * heads][query_bytes / 4] B fragments of slots
   std::uint32_t* exact_query;  // [batch * heads][D / 16 * lanes * 2] B fragments of q
-  float4* mean_query;          // [batch * heads][n_pairs / 8][lanes] complex weights of the mean's sinusoids
+  float4* mean_query;          // [batch * heads][n_pairs / 16][2 lanes] complex weights of the mean's sinusoids
   float* partial_out;          // [parts + workers][stride_heads][D]
   float2* partial_sum;         // [parts + workers][stride_heads] (maximum, sum) in the base-2 logarithm
 

@@ -20,10 +20,7 @@ std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
 std::vector<float> floats(const MatrixF& m) { return {m.data(), m.data() + m.size()}; }
 
-std::uint32_t two_halves(double low, double high) {
-  return static_cast<std::uint32_t>(float_to_half(static_cast<float>(low))) |
-         static_cast<std::uint32_t>(float_to_half(static_cast<float>(high))) << 16;
-}
+std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
 
 }  // namespace
 
@@ -32,27 +29,26 @@ struct LayerTables::Impl {
   DeviceArray<float> query, constant, mean, unit, signs;
   DeviceArray<std::uint16_t> source, pair;
   DeviceArray<double> turns;
-  DeviceArray<std::uint32_t> table;
+  DeviceArray<std::uint16_t> table;
 
   void add_means(const paged::SpectralTables& t) {
     const int n = static_cast<int>(t.theta.size());
-    // Fast pairs first, in whole k-steps; what pads has weight 0.
+    // Fast pairs first, in whole k-steps of 16; what pads has weight 0.
     std::vector<int> order(size_of(n));
     std::iota(order.begin(), order.end(), 0);
-    const auto is_fast = [&](int i) { return std::abs(t.theta[size_of(i)]) * paged::kPageTokens / 2 >= kSlow; };
-    const auto slow = std::stable_partition(order.begin(), order.end(), is_fast);
-    int fast = static_cast<int>(slow - order.begin());
-    order.insert(slow, size_of((8 - fast % 8) % 8), -1);
-    fast = (fast + 7) / 8 * 8;
-    order.resize((order.size() + kPairsPad - 1) / kPairsPad * kPairsPad, -1);
-    const int pairs = static_cast<int>(order.size());
+    const auto speed = [&](int i) { return std::abs(t.theta[size_of(i)]); };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return speed(a) > speed(b); });
+    const auto n_fast = std::count_if(order.begin(), order.end(), [&](int i) { return speed(i) * paged::kPageTokens / 2 >= kSlow; });
+    const int fast = static_cast<int>(n_fast) / kPairsPad * kPairsPad;
+    const int pairs = (n + kPairsPad - 1) / kPairsPad * kPairsPad;
+    order.resize(size_of(pairs), -1);
     view.n_pairs = pairs;
     view.n_fast_pairs = fast;
 
     std::vector<float> means(size_of(view.n_head_kv * pairs * 2), 0.0F);
     std::vector<std::uint16_t> coordinates(size_of(2 * pairs), 0);
     std::vector<double> angles(size_of(pairs), 0.0);
-    std::vector<std::uint32_t> cells(size_of(pairs / 8 * 4 * 32 * 4), 0);
+    std::vector<std::uint16_t> cells(size_of(pairs / 16 * 4 * 32 * 4 * 2), 0);
     for (int i = 0; i < pairs; ++i) {
       const int from = order[size_of(i)];
       if (from < 0) continue;
@@ -64,20 +60,22 @@ struct LayerTables::Impl {
         means[size_of(2 * (h * pairs + i))] = t.mean_first(h, from);
         means[size_of(2 * (h * pairs + i) + 1)] = t.mean_second(h, from);
       }
-      for (int token = 0; token < paged::kPageTokens; ++token) {
-        // Fragment register: rows of the upper half odd, columns of the upper half 2 and 3.
-        const int row = token % 16;
-        const int lane = row % 8 * 4 + i % 4;
-        const int cell = row / 8 + i % 8 / 4 * 2;
-        const double angle = (token - paged::kPageTokens / 2) * theta;
-        const double cosine = i < fast ? std::cos(angle) : -2.0 * std::sin(angle / 2) * std::sin(angle / 2);
-        cells[size_of(((i / 8 * 4 + token / 16) * 32 + lane) * 4 + cell)] = two_halves(cosine, -std::sin(angle));
+      for (int x = 0; x < paged::kPageTokens / 2; ++x) {
+        // Row x mod 16 of fragment x / 16, column i mod 16; a register holds two columns.
+        const int row = x % 16;
+        const int lane = row % 8 * 4 + i % 8 / 2;
+        const int cell = row / 8 + i % 16 / 8 * 2;
+        const double angle = (x + 0.5) * theta;
+        const auto at = [&](int fragment) { return size_of((((i / 16 * 4 + fragment) * 32 + lane) * 4 + cell) * 2 + i % 2); };
+        const double half_sine = std::sin(angle / 2);
+        cells[at(x / 16)] = to_half(i < fast ? std::cos(angle) : -2.0 * half_sine * half_sine);
+        cells[at(2 + x / 16)] = to_half(-std::sin(angle));
       }
     }
     mean = DeviceArray<float>(means);
     pair = DeviceArray<std::uint16_t>(coordinates);
     turns = DeviceArray<double>(angles);
-    table = DeviceArray<std::uint32_t>(cells);
+    table = DeviceArray<std::uint16_t>(cells);
     view.mean = mean.data();
     view.pair = pair.data();
     view.turns = turns.data();

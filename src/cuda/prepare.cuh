@@ -130,9 +130,14 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_c
   }
 
   // q . RoPE_t(mean) = sum over pairs of Re(c e^(i theta t)), c = (q1 m1 + q2 m2) - i (q2 m1 - q1 m2).
-  float4* mean = p.mean_query + static_cast<std::int64_t>(item) * (layer.n_pairs / 8 * lanes);
-  for (int i = thread; i < layer.n_pairs / 8 * lanes; i += kPrepareThreads) {
-    const int head = i % lanes / 4;
+  // A float4 holds the real and the imaginary parts of two neighbouring pairs of one head, see attend.cuh.
+  const int parts = lanes / 16;
+  const int places = layer.n_pairs / 16 * parts * 32;
+  float4* mean = p.mean_query + static_cast<std::int64_t>(item) * places;
+  for (int i = thread; i < places; i += kPrepareThreads) {
+    const int column = i % 32 / 4;
+    const int head = parts == 2 ? column : column % 4;
+    const int upper = parts == 2 ? i / 32 % 2 : column / 4;
     const auto weight = [&](int pair) {
       const float q1 = q[head][layer.pair[2 * pair]];
       const float q2 = q[head][layer.pair[2 * pair + 1]];
@@ -140,10 +145,10 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_c
       const float m2 = layer.mean[2 * (kv * layer.n_pairs + pair) + 1];
       return make_float2((q1 * m1 + q2 * m2) * scale, (q1 * m2 - q2 * m1) * scale);
     };
-    const int pair = i / lanes * 8 + i % 4;
+    const int pair = i / 32 / parts * 16 + upper * 8 + i % 4 * 2;
     const float2 a = weight(pair);
-    const float2 b = weight(pair + 4);
-    mean[i] = make_float4(a.x, a.y, b.x, b.y);
+    const float2 b = weight(pair + 1);
+    mean[i] = make_float4(a.x, b.x, a.y, b.y);
   }
 }
 

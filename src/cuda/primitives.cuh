@@ -36,6 +36,9 @@ __device__ __forceinline__ float load_shared_float(std::uint32_t address) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void store_shared_float(std::uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
 __device__ __forceinline__ void store_shared_float4(std::uint32_t address, float4 v) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }

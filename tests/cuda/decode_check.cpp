@@ -98,6 +98,7 @@ class OnDevice {
 
 struct Errors {
   double all = 0, worst_row = 0, lse = 0;
+  int bad_rows = 0;    // off by more than a hundredth
   bool wrong = false;  // NaN, or something where nothing must be
 };
 
@@ -129,6 +130,13 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
     difference += row_difference;
     norm += row_norm;
     if (!std::isfinite(row_difference) || (row_norm == 0 && row_difference != 0)) e.wrong = true;
+    if (!(row_difference <= 1e-4 * row_norm) && ++e.bad_rows <= 4) {
+      std::printf("  sequence %d (%d tokens), head %d: relative error %.2e, lse %.4f for %.4f, values %.4f %.4f %.4f for %.4f %.4f %.4f\n",
+                  static_cast<int>(r) / heads, problem.lengths[r / test::size_of(heads)], static_cast<int>(r) % heads,
+                  std::sqrt(row_difference / row_norm), lse[r], rows[r].lse, half_to_float(out[r * test::size_of(dim)]),
+                  half_to_float(out[r * test::size_of(dim) + 1]), half_to_float(out[(r + 1) * test::size_of(dim) - 1]), rows[r].out[0],
+                  rows[r].out[1], rows[r].out.back());
+    }
     if (row_norm > 0) e.worst_row = std::max(e.worst_row, std::sqrt(row_difference / row_norm));
     if (std::isfinite(rows[r].lse)) {
       e.lse = std::max(e.lse, std::abs(static_cast<double>(lse[r]) - rows[r].lse));

@@ -36,7 +36,7 @@ struct LayerView {
   const float* mean = nullptr;               // [n_head_kv, n_pairs, 2] first, second
   const std::uint16_t* pair = nullptr;       // [n_pairs, 2] coordinates
   const double* turns = nullptr;             // [n_pairs] angle per position / 2 pi
-  const std::uint32_t* mean_table = nullptr;   // [n_pairs / 8, 4 groups, 32 lanes, 4]: cos and -sin of (j - 32) theta as A fragments
+  const std::uint16_t* mean_table = nullptr;   // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
   const float* value_unit = nullptr;         // [n_head_kv]
   const float* value_signs = nullptr;        // [n_head_kv, D]
 };

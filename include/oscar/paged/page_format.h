@@ -10,13 +10,15 @@
 // is a register of two binary16 SUBNORMALS, code * 4^e * 2^-24: an operand without any conversion.
 //   Fragment of (row r, column c), r and c in 0 .. 15:  lane = 4 (r mod 8) + (c mod 8) / 2,  half-word c mod 2,
 //   field e = 2 (r / 8) + c / 8. The factor 4^(c / 8) is undone in the other operand, 4^(2 (r / 8)) in the result.
-// Keys: token j, slot s: k-step s / 16, column s mod 16; token group j / 16, row j mod 16. A lane has two words per k-step:
+// Row of token j: j mod 16, in the first half of the page 15 - j mod 16: tokens 31 - x and 32 + x then share lane and row, and the
+// sinusoids of a RoPE mean, even and odd about the page's middle, are computed once for both.
+// Keys: token j, slot s: k-step s / 16, column s mod 16; token group j / 16, row of j. A lane has two words per k-step:
 //   word = group / 2, byte of each half-word = group mod 2. Words of two k-steps stand together:
 //   byte = (k / 2) 512 + lane 16 + (k mod 2) 8 + 4 word + 2 half + (group mod 2);  an odd last k-step: k 256 + lane 8 + ...
-// Values: token j, dimension d: k-step j / 16, column j mod 16; tile i = d / 16, row d mod 16. A lane has D / 32 words per
+// Values: token j, dimension d: k-step j / 16, column: row of j; tile i = d / 16, row d mod 16. A lane has D / 32 words per
 //   k-step: word = i / 2, byte of each half-word = i mod 2, in vectors of v = min(16, D / 8) bytes:
 //   byte = (j / 16) 4 D + (4 word / v) 32 v + lane v + 4 word mod v + 2 half + (i mod 2)
-// Gains: byte (j mod 16) 4 + j / 16. Digits, their order within a head, and gains are those of codec/spectral.h (V at 2 bits).
+// Gains: byte 4 row + j / 16. Digits, their order within a head, and gains are those of codec/spectral.h (V at 2 bits).
 //
 // EXACT TIER: blocks of 16 consecutive positions, all KV heads ascending, per head keys [16, D] then values [16, D], binary16
 // in the model's basis. Rows are swizzled against bank conflicts: 16-byte piece c of row r is stored as piece c xor (r mod 8).
@@ -42,6 +44,9 @@ struct DigitPlace {
 }
 [[nodiscard]] constexpr bool head_dim_fits(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
 
+[[nodiscard]] constexpr int token_row(int token) { return token < kPageTokens / 2 ? 15 - token % 16 : token % 16; }
+[[nodiscard]] constexpr int token_of(int group, int row) { return 16 * group + (group < 2 ? 15 - row : row); }
+
 [[nodiscard]] constexpr DigitPlace fragment_place(int row, int column) {
   const int lane = 4 * (row % 8) + column % 8 / 2;
   return {static_cast<std::uint32_t>(lane), 2 * (2 * (row / 8) + column / 8)};
@@ -50,7 +55,7 @@ struct DigitPlace {
 [[nodiscard]] constexpr DigitPlace key_digit(int slots, int token, int slot) {
   const int step = slot / 16;
   const int group = token / 16;
-  const DigitPlace f = fragment_place(token % 16, slot % 16);
+  const DigitPlace f = fragment_place(token_row(token), slot % 16);
   const auto lane = static_cast<int>(f.byte);
   const bool paired = step / 2 < slots / 32;
   const int word = paired ? step / 2 * 512 + lane * 16 + step % 2 * 8 : step * 256 + lane * 8;
@@ -59,15 +64,15 @@ struct DigitPlace {
 
 [[nodiscard]] constexpr DigitPlace value_digit(int head_dim, int token, int dim) {
   const int tile = dim / 16;
-  const DigitPlace f = fragment_place(dim % 16, token % 16);
+  const DigitPlace f = fragment_place(dim % 16, token_row(token));
   const auto lane = static_cast<int>(f.byte);
   const int vector = head_dim / 8 < 16 ? head_dim / 8 : 16;
   const int word = tile / 2 * 4;
   const int byte = token / 16 * 4 * head_dim + word / vector * 32 * vector + lane * vector + word % vector;
-  return {static_cast<std::uint32_t>(byte + token % 2 * 2 + tile % 2), f.shift};
+  return {static_cast<std::uint32_t>(byte + token_row(token) % 2 * 2 + tile % 2), f.shift};
 }
 
-[[nodiscard]] constexpr std::uint32_t gain_byte(int token) { return static_cast<std::uint32_t>(token % 16 * 4 + token / 16); }
+[[nodiscard]] constexpr std::uint32_t gain_byte(int token) { return static_cast<std::uint32_t>(token_row(token) * 4 + token / 16); }
 
 // Exact tier: index of a value from the start of a head's keys or values in a block, and values per head and block.
 [[nodiscard]] constexpr std::uint32_t exact_index(int head_dim, int row, int dim) {
