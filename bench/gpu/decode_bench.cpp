@@ -104,7 +104,7 @@ double copy_rate() {
   check(cudaMemset(from.data(), 0x5A, 2 * bytes), "cudaMemset");
   const Times t = time_graph(4, [&](int i, cudaStream_t stream) {
     const std::size_t at = static_cast<std::size_t>(i % 2) * bytes;
-    check(cudaMemcpyAsync(to.data() + at, from.data() + at, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+    bench::copy(to.data() + at, from.data() + at, bytes, stream);
   });
   return 2.0 * static_cast<double>(bytes) / t.median;
 }

@@ -30,6 +30,20 @@ __global__ void halves_kernel(std::uint16_t* to, std::size_t n, std::uint64_t se
     to[i] = __half_as_ushort(__float2half(static_cast<float>(mixed(i + seed)) * 0x1p-30F - 2.0F));
 }
 
+__global__ void copy_kernel(uint4* __restrict__ to, const uint4* __restrict__ from, std::size_t n) {
+  constexpr int kAtOnce = 4;
+  const std::size_t base = blockIdx.x * std::size_t{blockDim.x} * kAtOnce + threadIdx.x;
+  uint4 v[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (base + k * blockDim.x < n) v[k] = __ldcs(from + base + k * blockDim.x);
+  }
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (base + k * blockDim.x < n) __stcs(to + base + k * blockDim.x, v[k]);
+  }
+}
+
 constexpr int kBlocks = 1024;
 constexpr int kThreads = 256;
 
@@ -42,5 +56,11 @@ void fill_gains(std::uint8_t* pages, std::size_t n_pages, const cuda::LayerView&
   gains_kernel<<<kBlocks, kThreads>>>(pages, n_pages, layer);
 }
 void fill_halves(std::uint16_t* to, std::size_t n, std::uint64_t seed) { halves_kernel<<<kBlocks, kThreads>>>(to, n, seed); }
+
+void copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+  const std::size_t n = bytes / sizeof(uint4);
+  const auto blocks = static_cast<unsigned>((n + 4 * kThreads - 1) / (4 * kThreads));
+  copy_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<uint4*>(to), static_cast<const uint4*>(from), n);
+}
 
 }  // namespace oscar::bench

@@ -11,10 +11,13 @@
 #include "cuda/softmax.cuh"
 #include "cuda/decode_plan.cuh"
 
+#ifndef OSCAR_WARPS
+#define OSCAR_WARPS 12
+#endif
 namespace oscar::cuda {
 
 template <int D>
-inline constexpr int kAttendWarps = D > 128 ? 8 : 12;  // of a block at most; registers decide: 64 K / (32 * 12) = 168
+inline constexpr int kAttendWarps = D > 128 ? 8 : OSCAR_WARPS;  // of a block at most; registers decide
 template <int D>
 inline constexpr int kTiles = D / 16;
 
@@ -30,6 +33,17 @@ __device__ __forceinline__ float2 turn_by(double turns) {
   float2 result;
   sincospif(2.0F * static_cast<float>(turns - rint(turns)), &result.y, &result.x);
   return result;
+}
+
+// Says that all lanes hold the same value.
+template <class T>
+__device__ __forceinline__ T uniform(T x) {
+  return __shfl_sync(~0U, x, 0);
+}
+// Keeps the compiler from computing a value again where it is used.
+__device__ __forceinline__ std::uint32_t kept(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 template <int D, bool kWide, bool kMean>
@@ -51,6 +65,14 @@ class WarpAttention {
   static constexpr std::uint32_t kMeanStepBytes = 512U * kMeanParts;
   __host__ __device__ static std::uint32_t mean_bytes(const DecodeParams& p) {
     return kMean ? static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kMeanStepBytes : 0U;
+  }
+
+  // Once per warp, before anything but tiles is used: queries come from the kernel before, tables from the other warps.
+  __device__ void wait_once() {
+    if (waited_) return;
+    waited_ = true;
+    wait_for_predecessor();
+    __syncthreads();
   }
 
   // Units [begin, end) of the exact tier of virtual head `head`.
@@ -134,14 +156,16 @@ class WarpAttention {
     const int kv = head / p_.subgroups;
     reset();
     const int slots = p_.layer.slots[kv];
-    const std::uint32_t bytes = paged::head_bytes(slots, D);
+    const std::uint32_t bytes = kept(paged::head_bytes(slots, D));
+    const std::uint32_t gains = bytes - 2 * kPageTokens;
+    const std::uint32_t values = kept(paged::key_bytes(slots));
     const std::int32_t* table =
         p_.page_table + static_cast<std::int64_t>(sequence) * p_.page_columns + tiers.first_page();
     const std::uint8_t* base = p_.pages + p_.layer.head_offset[kv];
     const auto issue = [&](std::int32_t page) { ring_.issue(base + static_cast<std::uint64_t>(page) * p_.layer.page_bytes, bytes); };
     for (int i = 0; i < ring_.stages() && begin + i < end; ++i) issue(__ldg(table + begin + i));
     wait_once();
-    const int steps = slots / 16;
+    const int steps = static_cast<int>(kept(static_cast<std::uint32_t>(slots / 16)));
     load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
     const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
     // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand higher:
@@ -152,11 +176,17 @@ class WarpAttention {
     const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
     if constexpr (kMean) start_mean(item, tiers.first_page() + begin);
 
+    // Pages of which a part belongs to the exact tier.
+    const int first_cut = tiers.sink_end % kPageTokens != 0 ? 0 : -1;
+    const int last_cut = tiers.recent_begin % kPageTokens != 0 ? tiers.pages() - 1 : -1;
+    const std::int32_t* next_id = table + begin + ring_.stages();
+    int ahead = end - begin - ring_.stages();  // tiles that are still to be issued
+
     for (int page = begin; page < end; ++page) {
-      const int next = page + ring_.stages();
-      const std::int32_t next_page = next < end ? __ldg(table + next) : 0;
+      const std::int32_t next_page = ahead > 0 ? __ldg(next_id) : 0;
+      ++next_id;
       const std::uint32_t tile = ring_.acquire();
-      convert_gains(tile + bytes - 2 * kPageTokens, unit);
+      convert_gains(tile + gains, unit);
 
       float acc[4][4];
       key_product(tile, steps, start, acc);
@@ -188,9 +218,10 @@ class WarpAttention {
           y[j][r][1] = fmaf(x[r][1], gain[j], y[j][r][1]);
         }
       }
-      const int low = tiers.sink_end - (tiers.first_page() + page) * kPageTokens;
-      const int high = tiers.recent_begin - (tiers.first_page() + page) * kPageTokens;
-      if (low > 0 || high < kPageTokens) hide(low, high, y);
+      if (page == first_cut || page == last_cut) {
+        const int position = (tiers.first_page() + page) * kPageTokens;
+        hide(tiers.sink_end - position, tiers.recent_begin - position, y);
+      }
       state_.template update<4>(y, out_, weight_);
 
       std::uint32_t b[4][2];
@@ -206,9 +237,9 @@ class WarpAttention {
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) probability_fragment<kWide>(y[j], b[j][0], b[j][1]);
-      value_product(tile + paged::key_bytes(slots), b);
+      value_product(tile + values, b);
       ring_.release();
-      if (next < end) issue(next_page);
+      if (--ahead >= 0) issue(uniform(next_page));
     }
     // The factor 2^24 of the subnormals, kValueScale, and the place of the rows' fields; 1.5 is the centre of the codes.
     constexpr float kFactor = 16777216.0F / kValueScale;
@@ -229,11 +260,6 @@ class WarpAttention {
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) weight_[c] = 0.0F;
-  }
-  // Queries come from the kernel before; tiles need not wait for it.
-  __device__ void wait_once() {
-    if (!waited_) wait_for_predecessor();
-    waited_ = true;
   }
 
   __device__ void load_query(const std::uint32_t* from, int steps) {
@@ -283,10 +309,7 @@ class WarpAttention {
     const std::uint32_t lane_keys = keys + 16U * static_cast<std::uint32_t>(lane_);
     if (steps < 2) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) acc[j][c] = start[c];
-      }
+      for (int j = 0; j < 4; ++j) mma(acc[j], 0, 0, 0, 0, 0, 0, start);  // a copy that leaves the other path without copies
     } else {
       const uint4 a = load_shared_16(lane_keys);
       const uint4 b = query_steps(0);
@@ -512,7 +535,7 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
   let_successor_start();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const int warp = thread / 32;
+  const int warp = uniform(thread / 32);
   const int warps = static_cast<int>(blockDim.x) / 32;
   const std::uint32_t mean_bytes = kMean ? static_cast<std::uint32_t>(p.layer.n_pairs) * kMeanTableBytes : 0U;
   const std::uint32_t base = shared_address(shared);
@@ -535,13 +558,12 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
       to[2] = turn.y;
     }
   }
-  __syncthreads();
 
   const Shares share = shares(p, lane);
   const std::uint32_t begin = worker * share.share;
   const std::uint32_t end = min(begin + share.share, share.total);
-  if (begin >= end) return;
-  SequenceStart at = find_sequence(p, begin, lane);
+  SequenceStart at{p.batch, 0};
+  if (begin < end) at = find_sequence(p, begin, lane);
   const std::uint32_t unit_cost = exact_cost(p);
   // Units of a part that starts at `from` on the line whose first byte lies in [begin, end).
   const auto attend = [&](std::uint32_t from, int units, std::uint32_t cost, std::uint32_t part, auto&& work) {
@@ -571,6 +593,7 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
       at.begin += exact + coded;
     }
   }
+  attention.wait_once();  // of warps without work
 }
 
 }  // namespace oscar::cuda

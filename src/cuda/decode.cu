@@ -64,13 +64,13 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
 #ifdef OSCAR_CUDA_TUNING
   if (std::getenv("T_NOPDL")) overlaps = false;
   if (const char* x = std::getenv("T_ONLY")) {
-    if (*x == 'p') return launch(prepare_kernel<D>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
+    if (*x == 'p') return launch(prepare_kernel<D, kWide ? 8 : 4>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
     if (*x == 'a') return launch(kernel, blocks, 32 * warps, shared, p, stream, false);
     if (*x == 'm') return launch(merge_kernel<D>, p.batch * p.layer.n_head_kv * p.group, kMergeThreads, 0, p, stream, false);
   }
 #endif
   cudaError_t status = raised;
-  if (status == cudaSuccess) status = launch(prepare_kernel<D>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
+  if (status == cudaSuccess) status = launch(prepare_kernel<D, kWide ? 8 : 4>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
   if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);
   if (status == cudaSuccess) status = launch(merge_kernel<D>, p.batch * p.layer.n_head_kv * p.group, kMergeThreads, 0, p, stream, overlaps);
   return status;

@@ -12,8 +12,8 @@ template <int D>
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ DecodeParams p) {
   constexpr int kWarps = kMergeThreads / 32;
   constexpr int kValues = D / 32;  // of a lane
-  __shared__ float sums[2][kWarps][D];
-  __shared__ float per_warp[kWarps];
+  __shared__ float outs[2][kWarps][D];
+  __shared__ float2 sums[kWarps];
 
   const int n_head = p.layer.n_head_kv * p.group;
   const int sequence = static_cast<int>(blockIdx.x) / n_head;
@@ -48,60 +48,72 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   };
   wait_for_predecessor();
 
-  // The maximum; NaN never wins.
-  const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
-  float most = sink;
-  for (int i = thread; i < n_rows; i += kMergeThreads) most = fmaxf(most, p.partial_sum[index(i)].x);
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0U, most, d));
-  if (lane == 0) per_warp[warp] = most;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) most = fmaxf(most, per_warp[i]);
-  __syncthreads();
-
-  float out[2][kValues] = {};
+  // Each warp merges its rows, several on their way at once.
+  float most = -INFINITY;
   float total = 0;
-#pragma unroll 4
-  for (int i = warp; i < n_rows; i += kWarps) {
-    const std::int64_t row = index(i);
-    const float2 state = p.partial_sum[row];
-    float values[kValues];
+  float out[2][kValues] = {};
+  constexpr int kAtOnce = 8;
+  for (int first_row = warp; first_row < n_rows; first_row += kWarps * kAtOnce) {
+    float2 sum[kAtOnce];
+    float values[kAtOnce][kValues];
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) values[k] = p.partial_out[row * D + lane * kValues + k];
-    // A row without work has sum 0 and was not written.
-    const float weight = state.y > 0.0F ? exp2f(state.x - most) : 0.0F;
-    total += weight * state.y;
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = first_row + k * kWarps;
+      sum[k] = make_float2(-INFINITY, 0.0F);
+      if (i < n_rows) {
+        const std::int64_t row = index(i);
+        sum[k] = p.partial_sum[row];
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) {
-      const float value = weight > 0.0F ? weight * values[k] : 0.0F;
-      if (i < n_exact) {
-        out[0][k] += value;
-      } else {
-        out[1][k] += value;
+        for (int v = 0; v < kValues; ++v) values[k][v] = p.partial_out[row * D + lane * kValues + v];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (!(sum[k].y > 0.0F)) continue;  // without work, and then not written
+      const int exact_row = first_row + k * kWarps < n_exact ? 0 : 1;
+      if (sum[k].x > most) {
+        const float factor = exp2f(most - sum[k].x);
+        most = sum[k].x;
+        total *= factor;
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          out[0][v] *= factor;
+          out[1][v] *= factor;
+        }
+      }
+      const float weight = exp2f(sum[k].x - most);
+      total += weight * sum[k].y;
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        out[0][v] += exact_row == 0 ? weight * values[k][v] : 0.0F;
+        out[1][v] += exact_row == 0 ? 0.0F : weight * values[k][v];
       }
     }
   }
 #pragma unroll
-  for (int k = 0; k < kValues; ++k) {
-    sums[0][warp][lane * kValues + k] = out[0][k];
-    sums[1][warp][lane * kValues + k] = out[1][k];
+  for (int v = 0; v < kValues; ++v) {
+    outs[0][warp][lane * kValues + v] = out[0][v];
+    outs[1][warp][lane * kValues + v] = out[1][v];
   }
-  if (lane == 0) per_warp[warp] = total;
+  if (lane == 0) sums[warp] = make_float2(most, total);
   __syncthreads();
   if (warp != 0) return;
 
-  total = most > -INFINITY ? exp2f(sink - most) : 0.0F;
+  const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
+  most = sink;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) total += per_warp[w];
+  for (int w = 0; w < kWarps; ++w) most = fmaxf(most, sums[w].x);
+  total = most > -INFINITY ? exp2f(sink - most) : 0.0F;
   float plain[kValues] = {};
   float turned[kValues] = {};
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
+    const float weight = sums[w].y > 0.0F ? exp2f(sums[w].x - most) : 0.0F;
+    total += weight * sums[w].y;
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) {
-      plain[k] += sums[0][w][lane * kValues + k];
-      turned[k] += sums[1][w][lane * kValues + k];
+    for (int v = 0; v < kValues; ++v) {
+      plain[v] += weight * outs[0][w][lane * kValues + v];
+      turned[v] += weight * outs[1][w][lane * kValues + v];
     }
   }
   // Coded values come in the Hadamard basis: butterflies within a lane, then across lanes.

@@ -24,7 +24,7 @@ class TileRing {
   __device__ void issue(const std::uint8_t* from, std::uint32_t bytes) {
     const std::uint32_t to = base_ + static_cast<std::uint32_t>(issue_stage_) * stage_bytes_;
 #if __CUDA_ARCH__ >= 900
-    if (lane_ == 0) bulk_copy(to, from, bytes, barriers_ + 8 * static_cast<std::uint32_t>(issue_stage_), policy_);
+    bulk_copy(to, from, bytes, barriers_ + 8 * static_cast<std::uint32_t>(issue_stage_), policy_);
 #else
     for (std::uint32_t i = static_cast<std::uint32_t>(lane_) * 16; i < bytes; i += 512) copy_16(to + i, from + i);
     asm volatile("cp.async.commit_group;" ::: "memory");

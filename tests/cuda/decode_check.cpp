@@ -24,6 +24,7 @@ using test::WorldShape;
 // Bounded from both sides: an error of exactly nothing would mean that the reference compares with itself.
 constexpr double kMostError = 1e-3;
 constexpr double kLeastError = 1e-7;
+constexpr double kMostLse = 1e-2;  // nats; a logit's error is 2^-12 of the largest weights of its query
 
 struct Case {
   const char* name;
@@ -165,8 +166,9 @@ bool run_case(const Case& c, bool quick) {
     const std::vector<float> again = device.lse();
     same = device.out() == out && std::memcmp(again.data(), lse.data(), lse.size() * 4) == 0;
   }
-  const bool anything = std::any_of(c.shape.lengths.begin(), c.shape.lengths.end(), [](int n) { return n > 0; });
-  const bool good = !e.wrong && e.all <= kMostError && (!anything || e.all >= kLeastError) && e.lse < 5e-3 && same;
+  // A sequence of one token is its value, exactly.
+  const bool rounds = std::any_of(c.shape.lengths.begin(), c.shape.lengths.end(), [](int n) { return n > 1; });
+  const bool good = !e.wrong && e.all <= kMostError && (!rounds || e.all >= kLeastError) && e.lse < kMostLse && same;
   std::printf("%-34s L2 %.2e  worst row %.2e  lse %.1e  repeats %s  %s\n", c.name, e.all, e.worst_row, e.lse, same ? "equal" : "DIFFER",
               good ? "ok" : "FAILED");
   std::fflush(stdout);
