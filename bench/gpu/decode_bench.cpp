@@ -1,5 +1,5 @@
 // Decode attention on the paged 2-bit cache against device copy, on this machine's GPU.
-// usage: decode_bench [--json FILE] [--only TEXT] [--sustained SECONDS]
+// usage: decode_bench [--json FILE] [--only TEXT] [--sustained SECONDS] [--overlap on|off]
 //
 // A time is that of one whole decode (queries into the basis, attention on both tiers, merge): a CUDA graph of launches, each on
 // another cache, so that more than 600 MB are touched before a cache comes again (L2 is cold); time of a replay / launches, median
@@ -116,7 +116,7 @@ std::vector<std::int32_t> shuffled(std::size_t n, std::mt19937& rng) {
   return ids;
 }
 
-nlohmann::json measure(const Size& size, double copy, double sustained) {
+nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap) {
   std::vector<int> slots(static_cast<std::size_t>(size.kv_heads), size.dim);
   if (size.uneven) {
     const int spread[] = {-80, -48, -16, 0, 0, 16, 48, 80};
@@ -172,6 +172,7 @@ nlohmann::json measure(const Size& size, double copy, double sustained) {
   args.out = out.data();
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
+  args.overlaps_predecessor = overlap;
   const auto launch = [&](int i, cudaStream_t stream) {
     const Cache& c = caches[static_cast<std::size_t>(i) % n_caches];
     args.pages = c.pages.data();
@@ -215,11 +216,13 @@ int main(int argc, char** argv) {
   std::string json_path;
   std::string only;
   double sustained = 0;
+  bool overlap = true;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string flag = argv[i];
     if (flag == "--json") json_path = argv[i + 1];
     else if (flag == "--only") only = argv[i + 1];
     else if (flag == "--sustained") sustained = std::atof(argv[i + 1]);
+    else if (flag == "--overlap") overlap = std::string(argv[i + 1]) != "off";
   }
   try {
     cudaDeviceProp properties{};
@@ -231,7 +234,7 @@ int main(int argc, char** argv) {
     std::printf("%s, device copy %.3f TB/s (read + written)\n", properties.name, copy * 1e-6);
     for (const Size& size : sizes()) {
       if (size.name.find(only) == std::string::npos) continue;
-      report["decode"].push_back(measure(size, copy, sustained));
+      report["decode"].push_back(measure(size, copy, sustained, overlap));
     }
     report["copy_TBps_after"] = copy_rate() * 1e-6;
     if (!json_path.empty()) std::ofstream(json_path) << report.dump(1) << '\n';

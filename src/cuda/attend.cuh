@@ -11,13 +11,13 @@
 #include "cuda/softmax.cuh"
 #include "cuda/decode_plan.cuh"
 
-#ifndef OSCAR_WARPS
-#define OSCAR_WARPS 12
-#endif
 namespace oscar::cuda {
 
 template <int D>
-inline constexpr int kAttendWarps = D > 128 ? 8 : OSCAR_WARPS;  // of a block at most; registers decide
+inline constexpr int kAttendWarps = D > 128 ? 8 : kMostWarps;  // of a block, at most
+// Leaves registers (64 K in all) for a block of the kernels before and after, which then run beside this one.
+template <int D>
+inline constexpr int kAttendRegisters = D > 128 ? 224 : 112;
 template <int D>
 inline constexpr int kTiles = D / 16;
 
@@ -72,7 +72,7 @@ class WarpAttention {
     if (waited_) return;
     waited_ = true;
     wait_for_predecessor();
-    __syncthreads();
+    wait_for_block();
   }
 
   // Units [begin, end) of the exact tier of virtual head `head`.
@@ -166,7 +166,6 @@ class WarpAttention {
     for (int i = 0; i < ring_.stages() && begin + i < end; ++i) issue(__ldg(table + begin + i));
     wait_once();
     const int steps = static_cast<int>(kept(static_cast<std::uint32_t>(slots / 16)));
-    load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
     const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
     // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand higher:
     // in S they are rows (16 times), in P * gain columns (4 times).
@@ -174,6 +173,7 @@ class WarpAttention {
     const float start[4] = {header[8 + State::head(lane_, 0)], header[8 + State::head(lane_, 1)],
                             header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
     const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
+    load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
     if constexpr (kMean) start_mean(item, tiers.first_page() + begin);
 
     // Pages of which a part belongs to the exact tier.
@@ -429,6 +429,37 @@ class WarpAttention {
     __syncwarp();
   }
 
+  // 16 pairs of the products above.
+  __device__ __forceinline__ void mean_step(int step, bool slow, std::uint32_t turns, float (&even)[2][4], float (&odd)[2][4],
+                                            float& still) {
+    std::uint32_t real[2], imaginary[2];
+#pragma unroll
+    for (int part = 0; part < kMeanParts; ++part) {
+      const float4 c = load_shared_float4(mean_weights(step, part));
+      const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
+      real[part] = pack_half2(c.x, c.y);
+      imaginary[part] = pack_half2(c.z, c.w);
+      if (slow) still += c.x + c.y;
+      store_shared_float4(mean_weights(step, part), turned(c, by));
+    }
+    if constexpr (!kWide) {
+      const std::uint32_t other_real = __shfl_xor_sync(~0U, real[0], 16);
+      const std::uint32_t other_imaginary = __shfl_xor_sync(~0U, imaginary[0], 16);
+      real[1] = lane_ < 16 ? other_real : real[0];
+      imaginary[1] = lane_ < 16 ? other_imaginary : imaginary[0];
+      real[0] = lane_ < 16 ? real[0] : other_real;
+      imaginary[0] = lane_ < 16 ? imaginary[0] : other_imaginary;
+    }
+    const std::uint32_t table = mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
+      mma(even[e], cosines.x, cosines.y, cosines.z, cosines.w, real[0], real[1]);
+      const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
+      mma(odd[e], sines.x, sines.y, sines.z, sines.w, imaginary[0], imaginary[1]);
+    }
+  }
+
   // y = offset + mean logits of the page; moves on to the next page.
   __device__ __forceinline__ void mean_logits(const float (&offset)[2], float (&y)[4][State::kRows][2]) {
     const int steps = p_.layer.n_pairs / 16;
@@ -438,33 +469,9 @@ class WarpAttention {
     float odd[2][4] = {};
     float still = 0;  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      std::uint32_t real[2], imaginary[2];
+    for (int first = 0; first < steps; first += 2) {
 #pragma unroll
-      for (int part = 0; part < kMeanParts; ++part) {
-        const float4 c = load_shared_float4(mean_weights(step, part));
-        const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
-        real[part] = pack_half2(c.x, c.y);
-        imaginary[part] = pack_half2(c.z, c.w);
-        if (step >= fast_steps) still += c.x + c.y;
-        store_shared_float4(mean_weights(step, part), turned(c, by));
-      }
-      if constexpr (!kWide) {
-        const std::uint32_t other_real = __shfl_xor_sync(~0U, real[0], 16);
-        const std::uint32_t other_imaginary = __shfl_xor_sync(~0U, imaginary[0], 16);
-        real[1] = lane_ < 16 ? other_real : real[0];
-        imaginary[1] = lane_ < 16 ? other_imaginary : imaginary[0];
-        real[0] = lane_ < 16 ? real[0] : other_real;
-        imaginary[0] = lane_ < 16 ? imaginary[0] : other_imaginary;
-      }
-      const std::uint32_t table = mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
-        mma(even[e], cosines.x, cosines.y, cosines.z, cosines.w, real[0], real[1]);
-        const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
-        mma(odd[e], sines.x, sines.y, sines.z, sines.w, imaginary[0], imaginary[1]);
-      }
+      for (int half = 0; half < 2; ++half) mean_step(first + half, first + half >= fast_steps, turns, even, odd, still);
     }
     still += __shfl_xor_sync(~0U, still, 1);
     still += __shfl_xor_sync(~0U, still, 2);
@@ -530,7 +537,7 @@ __device__ __forceinline__ void store_empty(const DecodeParams& p, std::uint32_t
 }
 
 template <int D, bool kWide, bool kMean>
-__global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__(kAttendRegisters<D>) attend_kernel(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int thread = static_cast<int>(threadIdx.x);
@@ -543,8 +550,8 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
   const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
   WarpAttention<D, kWide, kMean> attention(p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes,
                                            lane, worker);
-  for (int n = thread; n < 256; n += static_cast<int>(blockDim.x)) {
-    reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2f(static_cast<float>(n - 128) / 16.0F);
+  for (int n = thread; n < 256; n += warps * 32) {
+    reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
   }
   if constexpr (kMean) {  // the table, then e^(i 64 theta) of pairs 2 i, 2 i + 1: cosines, sines
     auto* table = reinterpret_cast<uint4*>(shared + kGainTableBytes);
@@ -577,6 +584,7 @@ __global__ void __launch_bounds__(32 * kAttendWarps<D>, 1) attend_kernel(const _
     if (first < last) {
       work(first, last);
     } else {
+      attention.wait_once();
       store_empty(p, part, worker, lane);
     }
   };

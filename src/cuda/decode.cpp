@@ -94,6 +94,7 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   p.ring = args.ring;
   p.page_columns = args.page_columns;
   p.scale = args.scale;
+  p.early = args.overlaps_predecessor;
   p.q = static_cast<const __half*>(args.q);
   p.lengths = args.lengths;
   p.pages = static_cast<const std::uint8_t*>(args.pages);

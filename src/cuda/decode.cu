@@ -13,6 +13,8 @@ namespace {
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
+constexpr std::uint32_t kBesideBytes = 28 << 10;
+
 // overlaps: may start before its predecessor in the stream ended.
 template <class Kernel>
 cudaError_t launch(Kernel* kernel, int blocks, int threads, std::uint32_t shared, const DecodeParams& p, cudaStream_t stream, bool overlaps) {
@@ -36,7 +38,8 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
   p.stage_bytes = (longest + 127U) / 128U * 128U;
   const std::uint32_t common = kGainTableBytes + (kMean ? unsigned_of(p.layer.n_pairs) * kMeanTableBytes : 0U);
   const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + WarpAttention<D, kWide, kMean>::mean_bytes(p);
-  const auto room = unsigned_of(device.shared_bytes) - common;
+  // The kernels before and after shall find room beside this one.
+  const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes;
   int warps = kAttendWarps<D>;
   while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
 #ifdef OSCAR_CUDA_TUNING
@@ -58,21 +61,34 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
   const std::uint32_t shared = common + unsigned_of(warps) * p.warp_bytes;
 
   auto* kernel = attend_kernel<D, kWide, kMean>;
-  static const cudaError_t raised =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+  auto* prepare = prepare_kernel<D, kWide ? 8 : 4>;
+  auto* merge = merge_kernel<D>;
+  static const cudaError_t raised = [&] {
+    // A multiprocessor runs kernels side by side only when they want the same split between L1 and shared memory.
+    for (const auto* each : {reinterpret_cast<const void*>(kernel), reinterpret_cast<const void*>(prepare), reinterpret_cast<const void*>(merge)}) {
+      const cudaError_t status =
+          cudaFuncSetAttribute(each, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+      if (status != cudaSuccess) return status;
+    }
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+  }();
   bool overlaps = device.major >= 9;
+  // A merge has about workers / (batch * heads) rows per head to read, eight of them at once per warp.
+  const int merge_warps = std::clamp(static_cast<int>(p.workers) / (p.batch * p.heads) / 8, 1, kMergeWarps);
 #ifdef OSCAR_CUDA_TUNING
   if (std::getenv("T_NOPDL")) overlaps = false;
   if (const char* x = std::getenv("T_ONLY")) {
-    if (*x == 'p') return launch(prepare_kernel<D, kWide ? 8 : 4>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
+    if (*x == 'p') return launch(prepare, std::min(p.batch * p.heads, 4 * blocks), kPrepareThreads, 0, p, stream, false);
     if (*x == 'a') return launch(kernel, blocks, 32 * warps, shared, p, stream, false);
-    if (*x == 'm') return launch(merge_kernel<D>, p.batch * p.layer.n_head_kv * p.group, kMergeThreads, 0, p, stream, false);
+    if (*x == 'm') return launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, false);
   }
 #endif
   cudaError_t status = raised;
-  if (status == cudaSuccess) status = launch(prepare_kernel<D, kWide ? 8 : 4>, p.batch * p.heads, kPrepareThreads, 0, p, stream, false);
+  const int items = p.batch * p.heads;
+  if (status == cudaSuccess)
+    status = launch(prepare, std::min(items, 4 * blocks), kPrepareThreads, 0, p, stream, overlaps && p.early);
   if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);
-  if (status == cudaSuccess) status = launch(merge_kernel<D>, p.batch * p.layer.n_head_kv * p.group, kMergeThreads, 0, p, stream, overlaps);
+  if (status == cudaSuccess) status = launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
   return status;
 }
 

@@ -25,6 +25,7 @@ struct DecodeParams {
   std::uint32_t workers;     // warps of the grid
   int stages;
   std::uint32_t stage_bytes, query_bytes, warp_bytes;
+  bool early;  // see DecodeArgs
   float scale;
   const __half* q;
   const std::int32_t* lengths;

@@ -12,7 +12,8 @@
 namespace oscar::cuda {
 namespace {
 
-constexpr int kPairsPad = 16;
+constexpr int kPairsStep = 16;  // of a k-step
+constexpr int kPairsPad = 32;   // the kernel takes two at a time
 // Pairs that turn by less than this over half a page are slow: their table holds cos - 1.
 constexpr double kSlow = 1.0;
 
@@ -39,7 +40,7 @@ struct LayerTables::Impl {
     const auto speed = [&](int i) { return std::abs(t.theta[size_of(i)]); };
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return speed(a) > speed(b); });
     const auto n_fast = std::count_if(order.begin(), order.end(), [&](int i) { return speed(i) * paged::kPageTokens / 2 >= kSlow; });
-    const int fast = static_cast<int>(n_fast) / kPairsPad * kPairsPad;
+    const int fast = static_cast<int>(n_fast) / kPairsStep * kPairsStep;
     const int pairs = (n + kPairsPad - 1) / kPairsPad * kPairsPad;
     order.resize(size_of(pairs), -1);
     view.n_pairs = pairs;

@@ -6,14 +6,14 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kMergeThreads = 256;
+inline constexpr int kMergeWarps = 16;  // at most
 
 template <int D>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ DecodeParams p) {
-  constexpr int kWarps = kMergeThreads / 32;
+__global__ void __launch_bounds__(32 * kMergeWarps, 2) merge_kernel(const __grid_constant__ DecodeParams p) {
+  const int warps = static_cast<int>(blockDim.x) / 32;
   constexpr int kValues = D / 32;  // of a lane
-  __shared__ float outs[2][kWarps][D];
-  __shared__ float2 sums[kWarps];
+  __shared__ float outs[2][kMergeWarps][D];
+  __shared__ float2 sums[kMergeWarps];
 
   const int n_head = p.layer.n_head_kv * p.group;
   const int sequence = static_cast<int>(blockIdx.x) / n_head;
@@ -52,13 +52,13 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   float most = -INFINITY;
   float total = 0;
   float out[2][kValues] = {};
-  constexpr int kAtOnce = 8;
-  for (int first_row = warp; first_row < n_rows; first_row += kWarps * kAtOnce) {
+  constexpr int kAtOnce = 16 / kValues;
+  for (int first_row = warp; first_row < n_rows; first_row += warps * kAtOnce) {
     float2 sum[kAtOnce];
     float values[kAtOnce][kValues];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int i = first_row + k * kWarps;
+      const int i = first_row + k * warps;
       sum[k] = make_float2(-INFINITY, 0.0F);
       if (i < n_rows) {
         const std::int64_t row = index(i);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       if (!(sum[k].y > 0.0F)) continue;  // without work, and then not written
-      const int exact_row = first_row + k * kWarps < n_exact ? 0 : 1;
+      const int exact_row = first_row + k * warps < n_exact ? 0 : 1;
       if (sum[k].x > most) {
         const float factor = exp2f(most - sum[k].x);
         most = sum[k].x;
@@ -101,13 +101,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 
   const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
   most = sink;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) most = fmaxf(most, sums[w].x);
+  for (int w = 0; w < warps; ++w) most = fmaxf(most, sums[w].x);
   total = most > -INFINITY ? exp2f(sink - most) : 0.0F;
   float plain[kValues] = {};
   float turned[kValues] = {};
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
+  for (int w = 0; w < warps; ++w) {
     const float weight = sums[w].y > 0.0F ? exp2f(sums[w].x - most) : 0.0F;
     total += weight * sums[w].y;
 #pragma unroll

@@ -1,5 +1,5 @@
 // First kernel of a decode: queries into the basis of the codes, in the order in which the tensor cores want them.
-// One block per sequence and virtual KV head. It is short, so what counts is that all its loads start at once.
+// A block serves one sequence and virtual KV head after the other.
 #pragma once
 
 #include "cuda/decode_plan.cuh"
@@ -7,7 +7,7 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kPrepareThreads = 512;
+inline constexpr int kPrepareThreads = 256;
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -22,11 +22,13 @@ __device__ __forceinline__ float warp_max(float x) {
 
 // kHeads: 4 or 8, at least the query heads of a virtual head.
 template <int D, int kHeads>
-__global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __grid_constant__ DecodeParams p) {
   let_successor_start();
-  constexpr int kParts = kPrepareThreads / D;  // threads that share a coordinate
-  constexpr int kRows = D / kParts;            // of the matrix, of one thread
+  constexpr int kParts = D < kPrepareThreads ? kPrepareThreads / D : 1;    // threads that share a coordinate
+  constexpr int kColumns = D > kPrepareThreads ? D / kPrepareThreads : 1;  // coordinates of one thread
+  constexpr int kRows = D / kParts;                                        // of the matrix, of one thread
   constexpr int kAtOnce = kRows < 32 ? kRows : 32;
+  constexpr int kPieces = kRows / kAtOnce;  // of a column
   constexpr int kMaxSlots = 4 * D;
   constexpr int kLanes = 4 * kHeads;
   __shared__ float q[kHeads][D];
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_c
   __shared__ float inner[kHeads][D];
   __shared__ float largest[kPrepareThreads / 32];
 
-  const int item = static_cast<int>(blockIdx.x);
+  for (int item = static_cast<int>(blockIdx.x); item < p.batch * p.heads; item += static_cast<int>(gridDim.x)) {
   const int sequence = item / p.heads;
   const int kv = item % p.heads / p.subgroups;
   const int first_head = item % p.heads % p.subgroups * kHeadsPerTile;
@@ -49,55 +51,47 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_c
   const int steps = slots / 16;
 
   // Loads.
-  const int column = thread % D;
-  const int part = thread / D;
-  const float* matrix = layer.query + (static_cast<std::int64_t>(kv) * D + part * kRows) * D + column;
+  const int part = thread / D % kParts;
+  const float* matrix = layer.query + (static_cast<std::int64_t>(kv) * D + part * kRows) * D + thread % D;
   float m[kAtOnce];
+  const auto load = [&](int piece) {
+    const float* from = matrix + piece % kPieces * kAtOnce * D + piece / kPieces * kPrepareThreads;
 #pragma unroll
-  for (int d = 0; d < kAtOnce; ++d) m[d] = matrix[static_cast<std::int64_t>(d) * D];
-  // A float4 of mean weights holds the real and the imaginary parts of two neighbouring pairs of one head, see attend.cuh.
-  constexpr int kHalves = kHeads / 4;
-  const int places = layer.n_pairs / 16 * kHalves * 32;  // at most one per thread
-  const bool has_mean = thread < places;
-  const int mean_head = kHalves == 2 ? lane / 4 : lane / 4 % 4;
-  ushort4 coordinate{};
-  float4 mean{};
-  if (has_mean) {
-    const int upper = kHalves == 2 ? warp % 2 : lane / 16;
-    const int pair = warp / kHalves * 16 + upper * 8 + lane % 4 * 2;
-    coordinate = *reinterpret_cast<const ushort4*>(layer.pair + 2 * pair);
-    mean = *reinterpret_cast<const float4*>(layer.mean + 2 * (kv * layer.n_pairs + pair));
-  }
+    for (int d = 0; d < kAtOnce; ++d) m[d] = from[d * D];
+  };
+  load(0);
   const __half* rows = p.q + (static_cast<std::int64_t>(sequence) * layer.n_head_kv * p.group + kv * p.group + first_head) * D;
+  wait_for_predecessor();  // everything before is constant
   for (int i = thread; i < kHeads * D; i += kPrepareThreads) q[i / D][i % D] = i / D < heads ? __half2float(rows[i]) : 0.0F;
   for (int i = thread; i < D; i += kPrepareThreads) constant[i] = layer.key_constant[kv * D + i];
   for (int i = thread; i < slots; i += kPrepareThreads) source[i] = layer.slot_source[kv * layer.max_slots + i];
   __syncthreads();
 
-  {  // inner = q * query, steps included
-    float sum[kHeads] = {};
+  float sum[kHeads] = {};
+#pragma unroll 1
+  for (int piece = 0; piece < kColumns * kPieces; ++piece) {  // inner = q * query, steps included
+    const int first = part * kRows + piece % kPieces * kAtOnce;
 #pragma unroll
-    for (int first = 0; first < kRows; first += kAtOnce) {
-      if (first > 0) {
+    for (int d = 0; d < kAtOnce; ++d) {
 #pragma unroll
-        for (int d = 0; d < kAtOnce; ++d) m[d] = matrix[static_cast<std::int64_t>(first + d) * D];
-      }
+      for (int h = 0; h < kHeads; ++h) sum[h] = fmaf(q[h][first + d], m[d], sum[h]);
+    }
+    if (piece + 1 < kColumns * kPieces) load(piece + 1);
+    if (piece % kPieces == kPieces - 1) {
 #pragma unroll
-      for (int d = 0; d < kAtOnce; ++d) {
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) sum[h] = fmaf(q[h][part * kRows + first + d], m[d], sum[h]);
+      for (int h = 0; h < kHeads; ++h) {
+        work[(part * kHeads + h) * D + thread % D + piece / kPieces * kPrepareThreads] = sum[h];
+        sum[h] = 0;
       }
     }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) work[(part * kHeads + h) * D + column] = sum[h];
   }
   __syncthreads();
   const float scale = p.scale * kLog2E;  // logits come out in the base-2 logarithm
   for (int i = thread; i < kHeads * D; i += kPrepareThreads) {
-    float sum = 0;
+    float all = 0;
 #pragma unroll
-    for (int k = 0; k < kParts; ++k) sum += work[k * kHeads * D + i];
-    inner[i / D][i % D] = sum * scale;
+    for (int k = 0; k < kParts; ++k) all += work[k * kHeads * D + i];
+    inner[i / D][i % D] = all * scale;
   }
   __syncthreads();
 
@@ -122,16 +116,16 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_c
 
   float* header = p.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
   if (thread == 0) header[0] = ldexpf(1.0F, 24) / unit;
-  if (warp < kHeads) {  // Constants of head `warp`. Codes are read from 0: their centre 1.5 times the rounded weights comes off.
+  for (int head = warp; head < kHeads; head += kPrepareThreads / 32) {  // Codes are read from 0: their centre 1.5 times the rounded weights comes off.
     float centre = 0;
-    for (int s = lane; s < slots; s += 32) centre += __half2float(rounded(warp, s)) * (s % 16 < 8 ? 1.0F : 4.0F);
+    for (int s = lane; s < slots; s += 32) centre += __half2float(rounded(head, s)) * (s % 16 < 8 ? 1.0F : 4.0F);
     centre = warp_sum(centre);
     float logit = 0;
-    for (int d = lane; d < D; d += 32) logit += q[warp][d] * constant[d];
+    for (int d = lane; d < D; d += 32) logit += q[head][d] * constant[d];
     logit = warp_sum(logit);
     if (lane == 0) {
-      header[8 + warp] = -1.5F * centre * 0x1p-24F;
-      header[16 + warp] = logit * scale;
+      header[8 + head] = -1.5F * centre * 0x1p-24F;
+      header[16 + head] = logit * scale;
     }
   }
 
@@ -159,15 +153,24 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const __grid_c
   }
 
   // q . RoPE_t(mean) = sum over pairs of Re(c e^(i theta t)), c = (q1 m1 + q2 m2) - i (q2 m1 - q1 m2).
-  if (has_mean) {
-    const float* row = q[mean_head];
+  // A float4 holds the real and the imaginary parts of two neighbouring pairs of one head, see attend.cuh.
+  constexpr int kHalves = kHeads / 4;
+  const int places = layer.n_pairs / 16 * kHalves * 32;
+  for (int i = thread; i < places; i += kPrepareThreads) {
+    const int upper = kHalves == 2 ? i / 32 % 2 : i % 32 / 16;
+    const int pair = i / 32 / kHalves * 16 + upper * 8 + i % 4 * 2;
+    const ushort4 coordinate = *reinterpret_cast<const ushort4*>(layer.pair + 2 * pair);
+    const float4 mean = *reinterpret_cast<const float4*>(layer.mean + 2 * (kv * layer.n_pairs + pair));
+    const float* row = q[i % 32 / 4 % kHeads];
     const float a1 = row[coordinate.x];
     const float a2 = row[coordinate.y];
     const float b1 = row[coordinate.z];
     const float b2 = row[coordinate.w];
-    p.mean_query[static_cast<std::int64_t>(item) * places + thread] =
+    p.mean_query[static_cast<std::int64_t>(item) * places + i] =
         make_float4((a1 * mean.x + a2 * mean.y) * scale, (b1 * mean.z + b2 * mean.w) * scale, (a1 * mean.y - a2 * mean.x) * scale,
                     (b1 * mean.w - b2 * mean.z) * scale);
+  }
+  __syncthreads();
   }
 }
 

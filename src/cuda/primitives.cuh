@@ -133,6 +133,9 @@ __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
 }
 #endif
 
+// All warps of the block; unlike __syncthreads() they may come from different places in the program.
+__device__ __forceinline__ void wait_for_block() { asm volatile("barrier.sync 1, %0;" ::"r"(blockDim.x) : "memory"); }
+
 // Programmatic dependent launch: a kernel may start before its predecessor ended; what the predecessor wrote may be read after
 // wait_for_predecessor() only.
 __device__ __forceinline__ void wait_for_predecessor() {

@@ -24,7 +24,7 @@ namespace oscar::cuda {
 // A layer's static tables in device memory (see paged::SpectralTables). Immutable; may serve many streams.
 struct LayerView {
   int n_head_kv = 0, head_dim = 0;
-  int n_pairs = 0;        // RoPE pairs that carry a mean, 0: none; padded to a multiple of 16 with zeros
+  int n_pairs = 0;        // RoPE pairs that carry a mean, 0: none; padded to a multiple of 32 with zeros
   int n_fast_pairs = 0;   // the first ones: their table holds cos instead of cos - 1
   int max_slots = 0;
   std::uint32_t page_bytes = 0;
@@ -72,6 +72,10 @@ struct DecodeArgs {
   const float* sinks = nullptr;  // [n_head] or null
   void* out = nullptr;           // binary16 [batch, n_head, D]; zeros where length is 0
   float* lse = nullptr;          // [batch, n_head] natural logarithm of the sum of exponentials, or null; -inf where length is 0
+  // The work enqueued just before writes neither lengths nor tables, and of the pages only positions that this decode does not
+  // read as codes (with recent >= 64 an append of one token per sequence does not). Tiles are then fetched while it still runs
+  // (sm_90, programmatic dependent launch). The queries and the exact rows may be written by it.
+  bool overlaps_predecessor = false;
   void* workspace = nullptr;     // decode_workspace_bytes(), 256-byte aligned; contents need not survive
   std::size_t workspace_bytes = 0;
 };
