@@ -1,10 +1,10 @@
 // Decode attention on the paged 2-bit cache against device copy, on this machine's GPU.
 // usage: decode_bench [--json FILE] [--only TEXT] [--sustained SECONDS] [--overlap on|off]
 //
-// A time is that of one whole decode (queries into the basis, attention on both tiers, merge): a CUDA graph of launches, each on
-// another cache, so that more than 600 MB are touched before a cache comes again (L2 is cold); time of a replay / launches, median
-// of 15 replays. Bytes are those a decode has to read: coded pages and exact blocks. `copy` counts bytes read and written.
-// bench/gpu/anchors.py measures PyTorch's attention in the same way.
+// A time is that of one whole decode (queries into the basis, attention on both tiers, merge): a CUDA graph of launches, each
+// on another cache, so that more than 600 MB are touched before a cache comes again (L2 is cold); time of a replay / launches,
+// median of 15 replays. Bytes are those a decode has to read: coded pages and exact blocks. `copy` counts bytes read and
+// written. bench/gpu/anchors.py measures PyTorch's attention in the same way.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -134,8 +134,9 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const std::size_t block_columns = static_cast<std::size_t>(sink / paged::kBlockTokens + ring);
   const std::size_t n_pages = batch * page_columns;
   const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent);
-  const std::size_t bytes = batch * (static_cast<std::size_t>(tiers.pages()) * tables.layout.page_bytes +
-                                     static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
+  const std::size_t bytes =
+      batch * (static_cast<std::size_t>(tiers.pages()) * tables.layout.page_bytes +
+               static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
   const std::size_t n_caches = std::clamp<std::size_t>((kTouched + bytes - 1) / bytes, 2, 64);
 
   std::mt19937 rng(1);
@@ -184,23 +185,37 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const int launches = static_cast<int>(std::max<std::size_t>(n_caches, bytes > 200'000'000 ? 8 : 64));
   const Times t = time_graph(launches, launch, sustained);
   const double rate = static_cast<double>(bytes) / t.median;
-  std::printf("%-34s %8.1f us  (%.1f .. %.1f)  %7.1f MB  %5.2f TB/s  %5.3f of copy\n", size.name.c_str(), t.median, t.low, t.high,
-              static_cast<double>(bytes) * 1e-6, rate * 1e-6, rate / copy);
+  std::printf("%-34s %8.1f us  (%.1f .. %.1f)  %7.1f MB  %5.2f TB/s  %5.3f of copy\n", size.name.c_str(), t.median, t.low,
+              t.high, static_cast<double>(bytes) * 1e-6, rate * 1e-6, rate / copy);
   std::fflush(stdout);
-  return {{"name", size.name}, {"batch", size.batch}, {"context", size.length}, {"head_dim", size.dim}, {"n_head_kv", size.kv_heads},
-          {"group", size.group}, {"uneven_slots", size.uneven}, {"rope_mean", size.mean}, {"us", t.median}, {"us_low", t.low},
-          {"us_high", t.high}, {"bytes", bytes}, {"share_of_copy", rate / copy}, {"sustained_s", sustained}};
+  return {{"name", size.name},
+          {"batch", size.batch},
+          {"context", size.length},
+          {"head_dim", size.dim},
+          {"n_head_kv", size.kv_heads},
+          {"group", size.group},
+          {"uneven_slots", size.uneven},
+          {"rope_mean", size.mean},
+          {"us", t.median},
+          {"us_low", t.low},
+          {"us_high", t.high},
+          {"bytes", bytes},
+          {"share_of_copy", rate / copy},
+          {"sustained_s", sustained}};
 }
 
 std::vector<Size> sizes() {
   std::vector<Size> list;
   const auto add = [&](int batch, int length, int dim = 128, int group = 4) {
-    const std::string at = std::to_string(batch) + " x " + (length % 1024 == 0 ? std::to_string(length / 1024) + "K" : std::to_string(length));
-    const std::string shape = (dim != 128 ? ", D " + std::to_string(dim) : "") + (group != 4 ? ", group " + std::to_string(group) : "");
+    const std::string at =
+        std::to_string(batch) + " x " + (length % 1024 == 0 ? std::to_string(length / 1024) + "K" : std::to_string(length));
+    const std::string shape =
+        (dim != 128 ? ", D " + std::to_string(dim) : "") + (group != 4 ? ", group " + std::to_string(group) : "");
     list.push_back({at + shape, batch, length, dim, 8, group});
     list.push_back({at + shape + ", no mean", batch, length, dim, 8, group, false, false});
   };
-  for (const auto& [batch, length] : {std::pair{1, 32768}, {1, 131072}, {8, 32768}, {8, 131072}, {32, 32768}, {256, 1024}}) add(batch, length);
+  for (const auto& [batch, length] : {std::pair{1, 32768}, {1, 131072}, {8, 32768}, {8, 131072}, {32, 32768}, {256, 1024}})
+    add(batch, length);
   list.push_back({"8 x 32K, uneven slots, no mean", 8, 32768, 128, 8, 4, true, false});
   list.push_back({"32 x 32K, uneven slots, no mean", 32, 32768, 128, 8, 4, true, false});
   list.push_back({"32 x 32K, uneven slots", 32, 32768, 128, 8, 4, true, true});
@@ -219,10 +234,14 @@ int main(int argc, char** argv) {
   bool overlap = true;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string flag = argv[i];
-    if (flag == "--json") json_path = argv[i + 1];
-    else if (flag == "--only") only = argv[i + 1];
-    else if (flag == "--sustained") sustained = std::atof(argv[i + 1]);
-    else if (flag == "--overlap") overlap = std::string(argv[i + 1]) != "off";
+    if (flag == "--json")
+      json_path = argv[i + 1];
+    else if (flag == "--only")
+      only = argv[i + 1];
+    else if (flag == "--sustained")
+      sustained = std::atof(argv[i + 1]);
+    else if (flag == "--overlap")
+      overlap = std::string(argv[i + 1]) != "off";
   }
   try {
     cudaDeviceProp properties{};

@@ -1,23 +1,23 @@
 // Second kernel of a decode: attention of all queries on all tiles, one partial result per warp and part (see decode_plan.cuh).
 //
-// One warp works on one tile (a page of one KV head: 64 tokens) at a time, both products on tensor cores with tokens respectively
-// dimensions as rows and query heads as columns:
+// One warp works on one tile (a page of one KV head: 64 tokens) at a time, both products on tensor cores with tokens
+// respectively dimensions as rows and query heads as columns:
 //   S [64 tokens, 8 heads]  = digits [64, slots] * slot query [slots, 8]     one AND per two operands, see page_format.h
 //   O [D, 8] += digits [D, 64] * (P * gain) [64, 8]                          P goes from accumulator to operand by movmatrix
 // Gains, means and the softmax work on the 64 x 8 logits between them. Tiles come by bulk copies into the warp's own ring.
 #pragma once
 
+#include "cuda/decode_plan.cuh"
 #include "cuda/ring.cuh"
 #include "cuda/softmax.cuh"
-#include "cuda/decode_plan.cuh"
 
 namespace oscar::cuda {
 
 template <int D>
 inline constexpr int kAttendWarps = D > 128 ? 8 : kMostWarps;  // of a block, at most
-// Leaves registers (64 K in all) for a block of the kernels before and after, which then run beside this one.
-template <int D>
-inline constexpr int kAttendRegisters = D > 128 ? 224 : 112;
+// Of 64 K for all lanes of a block.
+template <int D, bool kMean>
+inline constexpr int kAttendRegisters = D > 128 ? 224 : (kMean ? 128 : 112);
 template <int D>
 inline constexpr int kTiles = D / 16;
 
@@ -49,7 +49,8 @@ __device__ __forceinline__ std::uint32_t kept(std::uint32_t x) {
 template <int D, bool kWide, bool kMean>
 class WarpAttention {
  public:
-  __device__ WarpAttention(const DecodeParams& params, std::uint32_t shared, std::uint32_t warp_shared, int lane, std::uint32_t worker)
+  __device__ WarpAttention(const DecodeParams& params, std::uint32_t shared, std::uint32_t warp_shared, int lane,
+                           std::uint32_t worker)
       : p_(params),
         lane_(lane),
         worker_(worker),
@@ -91,7 +92,8 @@ class WarpAttention {
     // Two copies per unit, keys and values.
     const int copies = 2 * (end - begin);
     const auto issue = [&](int copy) {
-      if (copy < copies) ring_.issue(address(block_of(begin + copy / 2)) + static_cast<std::uint32_t>(copy & 1) * kHalfBytes, kHalfBytes);
+      if (copy < copies)
+        ring_.issue(address(block_of(begin + copy / 2)) + static_cast<std::uint32_t>(copy & 1) * kHalfBytes, kHalfBytes);
     };
     for (int i = 0; i < ring_.stages(); ++i) issue(i);
     wait_once();
@@ -159,16 +161,17 @@ class WarpAttention {
     const std::uint32_t bytes = kept(paged::head_bytes(slots, D));
     const std::uint32_t gains = bytes - 2 * kPageTokens;
     const std::uint32_t values = kept(paged::key_bytes(slots));
-    const std::int32_t* table =
-        p_.page_table + static_cast<std::int64_t>(sequence) * p_.page_columns + tiers.first_page();
+    const std::int32_t* table = p_.page_table + static_cast<std::int64_t>(sequence) * p_.page_columns + tiers.first_page();
     const std::uint8_t* base = p_.pages + p_.layer.head_offset[kv];
-    const auto issue = [&](std::int32_t page) { ring_.issue(base + static_cast<std::uint64_t>(page) * p_.layer.page_bytes, bytes); };
+    const auto issue = [&](std::int32_t page) {
+      ring_.issue(base + static_cast<std::uint64_t>(page) * p_.layer.page_bytes, bytes);
+    };
     for (int i = 0; i < ring_.stages() && begin + i < end; ++i) issue(__ldg(table + begin + i));
     wait_once();
     const int steps = static_cast<int>(kept(static_cast<std::uint32_t>(slots / 16)));
     const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
-    // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand higher:
-    // in S they are rows (16 times), in P * gain columns (4 times).
+    // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand
+    // higher: in S they are rows (16 times), in P * gain columns (4 times).
     const float unit = lane_ < 16 ? header[0] * (lane_ < 8 ? 1.0F : 0.0625F) : kValueScale * (lane_ < 24 ? 1.0F : 0.25F);
     const float start[4] = {header[8 + State::head(lane_, 0)], header[8 + State::head(lane_, 1)],
                             header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
@@ -182,6 +185,7 @@ class WarpAttention {
     const std::int32_t* next_id = table + begin + ring_.stages();
     int ahead = end - begin - ring_.stages();  // tiles that are still to be issued
 
+    float mean[4][State::kRows][2], next_mean[4][State::kRows][2];  // logits of this page and the next
     for (int page = begin; page < end; ++page) {
       const std::int32_t next_page = ahead > 0 ? __ldg(next_id) : 0;
       ++next_id;
@@ -194,14 +198,19 @@ class WarpAttention {
       float y[4][State::kRows][2];
       const float offset[2] = {constant[0] - state_.max[0], constant[1] - state_.max[1]};
       if constexpr (kMean) {
-        mean_logits(offset, y);
-      } else {
+        if ((page - begin) % 2 == 0) mean_logits(mean, next_mean);
+      }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < 4; ++j) {
 #pragma unroll
-          for (int r = 0; r < State::kRows; ++r) {
-            y[j][r][0] = offset[0];
-            y[j][r][1] = offset[1];
+        for (int r = 0; r < State::kRows; ++r) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            y[j][r][c] = offset[c];
+            if constexpr (kMean) {
+              y[j][r][c] += mean[j][r][c];
+              mean[j][r][c] = next_mean[j][r][c];
+            }
           }
         }
       }
@@ -273,12 +282,13 @@ class WarpAttention {
   // B fragments of an even and the following odd step; `step` even.
   [[nodiscard]] __device__ uint4 query_steps(int step) const {
     constexpr std::uint32_t kLanes = kWide ? 32 : 16;
-    return load_shared_16(query_ + static_cast<std::uint32_t>(step) * kLanes * 8 + 16U * static_cast<std::uint32_t>(query_lane()));
+    return load_shared_16(query_ + static_cast<std::uint32_t>(step) * kLanes * 8 +
+                          16U * static_cast<std::uint32_t>(query_lane()));
   }
   [[nodiscard]] __device__ uint2 query_step(int step) const {  // of an even number of steps
     constexpr std::uint32_t kLanes = kWide ? 32 : 16;
-    return load_shared_8(query_ + static_cast<std::uint32_t>(step & ~1) * kLanes * 8 + 16U * static_cast<std::uint32_t>(query_lane()) +
-                         8U * static_cast<std::uint32_t>(step & 1));
+    return load_shared_8(query_ + static_cast<std::uint32_t>(step & ~1) * kLanes * 8 +
+                         16U * static_cast<std::uint32_t>(query_lane()) + 8U * static_cast<std::uint32_t>(step & 1));
   }
 
   __device__ void convert_gains(std::uint32_t gains, float unit) {
@@ -298,8 +308,8 @@ class WarpAttention {
     mma(even, word & 0x00030003U, word & 0x00300030U, word & 0x000C000CU, word & 0x00C000C0U, b0, b1);
     mma(odd, high & 0x00030003U, high & 0x00300030U, high & 0x000C000CU, high & 0x00C000C0U, b0, b1);
   }
-  static __device__ __forceinline__ void first_digit_product(float (&even)[4], float (&odd)[4], std::uint32_t word, std::uint32_t b0,
-                                                             std::uint32_t b1, const float (&start)[4]) {
+  static __device__ __forceinline__ void first_digit_product(float (&even)[4], float (&odd)[4], std::uint32_t word,
+                                                             std::uint32_t b0, std::uint32_t b1, const float (&start)[4]) {
     const std::uint32_t high = word >> 8;
     mma(even, word & 0x00030003U, word & 0x00300030U, word & 0x000C000CU, word & 0x00C000C0U, b0, b1, start);
     mma(odd, high & 0x00030003U, high & 0x00300030U, high & 0x000C000CU, high & 0x00C000C0U, b0, b1, start);
@@ -411,7 +421,8 @@ class WarpAttention {
     for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta m) of 64 pairs at a time through the scratch
       __syncwarp();
       for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
-        const std::uint32_t place = scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
+        const std::uint32_t place =
+            scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
         const float2 turn = turn_by(p_.layer.turns[i] * middle);
         store_shared_float(place, turn.x);
         store_shared_float(place + 8U, turn.y);
@@ -421,7 +432,8 @@ class WarpAttention {
 #pragma unroll
         for (int part = 0; part < kMeanParts; ++part) {
           const float4 c = from[(step * kMeanParts + part) * 32 + lane_];
-          const float4 by = load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + mean_eighth(part)));
+          const float4 by =
+              load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + mean_eighth(part)));
           store_shared_float4(mean_weights(step, part), turned(c, by));
         }
       }
@@ -429,55 +441,66 @@ class WarpAttention {
     __syncwarp();
   }
 
-  // 16 pairs of the products above.
-  __device__ __forceinline__ void mean_step(int step, bool slow, std::uint32_t turns, float (&even)[2][4], float (&odd)[2][4],
-                                            float& still) {
-    std::uint32_t real[2], imaginary[2];
-#pragma unroll
-    for (int part = 0; part < kMeanParts; ++part) {
-      const float4 c = load_shared_float4(mean_weights(step, part));
-      const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
-      real[part] = pack_half2(c.x, c.y);
-      imaginary[part] = pack_half2(c.z, c.w);
-      if (slow) still += c.x + c.y;
-      store_shared_float4(mean_weights(step, part), turned(c, by));
-    }
-    if constexpr (!kWide) {
-      const std::uint32_t other_real = __shfl_xor_sync(~0U, real[0], 16);
-      const std::uint32_t other_imaginary = __shfl_xor_sync(~0U, imaginary[0], 16);
-      real[1] = lane_ < 16 ? other_real : real[0];
-      imaginary[1] = lane_ < 16 ? other_imaginary : imaginary[0];
-      real[0] = lane_ < 16 ? real[0] : other_real;
-      imaginary[0] = lane_ < 16 ? imaginary[0] : other_imaginary;
-    }
-    const std::uint32_t table = mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
-      mma(even[e], cosines.x, cosines.y, cosines.z, cosines.w, real[0], real[1]);
-      const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
-      mma(odd[e], sines.x, sines.y, sines.z, sines.w, imaginary[0], imaginary[1]);
-    }
-  }
-
-  // y = offset + mean logits of the page; moves on to the next page.
-  __device__ __forceinline__ void mean_logits(const float (&offset)[2], float (&y)[4][State::kRows][2]) {
+  // Mean logits of this page and the next, so that the tables are read once for two; moves on by two pages.
+  __device__ __forceinline__ void mean_logits(float (&now)[4][State::kRows][2], float (&next)[4][State::kRows][2]) {
     const int steps = p_.layer.n_pairs / 16;
     const int fast_steps = p_.layer.n_fast_pairs / 16;
     const std::uint32_t turns = mean_table_ + static_cast<std::uint32_t>(steps) * 2048U;
-    float even[2][4] = {};
-    float odd[2][4] = {};
-    float still = 0;  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
+    float even[2][2][4] = {};  // [page][x / 16]
+    float odd[2][2][4] = {};
+    float still[2] = {0, 0};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
 #pragma unroll 1
-    for (int first = 0; first < steps; first += 2) {
+    for (int step = 0; step < steps; ++step) {
+      std::uint32_t real[2][2], imaginary[2][2];  // [page][half of the k-step]
 #pragma unroll
-      for (int half = 0; half < 2; ++half) mean_step(first + half, first + half >= fast_steps, turns, even, odd, still);
+      for (int part = 0; part < kMeanParts; ++part) {
+        float4 c = load_shared_float4(mean_weights(step, part));
+        const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
+#pragma unroll
+        for (int page = 0; page < 2; ++page) {
+          real[page][part] = pack_half2(c.x, c.y);
+          imaginary[page][part] = pack_half2(c.z, c.w);
+          if (step >= fast_steps) still[page] += c.x + c.y;
+          c = turned(c, by);
+        }
+        store_shared_float4(mean_weights(step, part), c);
+      }
+      if constexpr (!kWide) {
+#pragma unroll
+        for (int page = 0; page < 2; ++page) {
+          both_halves(real[page]);
+          both_halves(imaginary[page]);
+        }
+      }
+      const std::uint32_t table =
+          mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
+        const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
+#pragma unroll
+        for (int page = 0; page < 2; ++page) {
+          mma(even[page][e], cosines.x, cosines.y, cosines.z, cosines.w, real[page][0], real[page][1]);
+          mma(odd[page][e], sines.x, sines.y, sines.z, sines.w, imaginary[page][0], imaginary[page][1]);
+        }
+      }
     }
+    add_parts(even[0], odd[0], still[0], now);
+    add_parts(even[1], odd[1], still[1], next);
+  }
+  // Lanes g < 4 have the first half of the k-step, lanes g >= 4 the second half of the same head.
+  __device__ __forceinline__ void both_halves(std::uint32_t (&x)[2]) const {
+    const std::uint32_t other = __shfl_xor_sync(~0U, x[0], 16);
+    x[1] = lane_ < 16 ? other : x[0];
+    x[0] = lane_ < 16 ? x[0] : other;
+  }
+  __device__ __forceinline__ void add_parts(const float (&even)[2][4], const float (&odd)[2][4], float still,
+                                            float (&y)[4][State::kRows][2]) const {
     still += __shfl_xor_sync(~0U, still, 1);
     still += __shfl_xor_sync(~0U, still, 2);
     if constexpr (!kWide) still += __shfl_xor_sync(~0U, still, 16);
-    const float mine[2] = {offset[0] + __shfl_sync(~0U, still, 4 * State::head(lane_, 0)),
-                           offset[1] + __shfl_sync(~0U, still, 4 * State::head(lane_, 1))};
+    const float mine[2] = {__shfl_sync(~0U, still, 4 * State::head(lane_, 0)),
+                           __shfl_sync(~0U, still, 4 * State::head(lane_, 1))};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float x[State::kRows][2], z[State::kRows][2];
@@ -537,7 +560,7 @@ __device__ __forceinline__ void store_empty(const DecodeParams& p, std::uint32_t
 }
 
 template <int D, bool kWide, bool kMean>
-__global__ void __maxnreg__(kAttendRegisters<D>) attend_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int thread = static_cast<int>(threadIdx.x);
@@ -548,8 +571,8 @@ __global__ void __maxnreg__(kAttendRegisters<D>) attend_kernel(const __grid_cons
   const std::uint32_t base = shared_address(shared);
   // Neighbours on the line go to different multiprocessors, so that all of them are busy when there is little to do.
   const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
-  WarpAttention<D, kWide, kMean> attention(p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes,
-                                           lane, worker);
+  WarpAttention<D, kWide, kMean> attention(
+      p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes, lane, worker);
   for (int n = thread; n < 256; n += warps * 32) {
     reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
   }

@@ -32,7 +32,8 @@ const DeviceLimits& device() {
 std::size_t lay_out(DecodeParams& p, void* workspace) {
   const std::size_t items = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads);
   const std::size_t dim = static_cast<std::size_t>(p.layer.head_dim);
-  const std::size_t rows = (2 * items + static_cast<std::size_t>(kMaxMultiprocessors * kMostWarps)) * static_cast<std::size_t>(p.stride_heads);
+  const std::size_t rows =
+      (2 * items + static_cast<std::size_t>(kMaxMultiprocessors * kMostWarps)) * static_cast<std::size_t>(p.stride_heads);
   std::size_t at = 0;
   const auto take = [&](auto*& pointer, std::size_t bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(workspace) + at);
@@ -68,9 +69,11 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group) {
 }
 
 void check_arguments(const DecodeArgs& a) {
-  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0) fail("cuda decode: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
+  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
+    fail("cuda decode: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
   if (a.recent < 1) fail("cuda decode: the window of recent rows is {}; it holds the query's own token at least", a.recent);
-  if (a.ring < paged::ring_blocks(a.recent)) fail("cuda decode: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent);
+  if (a.ring < paged::ring_blocks(a.recent))
+    fail("cuda decode: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent);
   if (a.page_columns < 1) fail("cuda decode: the page table has no columns");
   const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out, a.workspace};
   if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))

@@ -1,8 +1,5 @@
 // Launches of the three kernels of a decode.
 #include <algorithm>
-#ifdef OSCAR_CUDA_TUNING
-#include <cstdlib>
-#endif
 
 #include "cuda/attend.cuh"
 #include "cuda/merge.cuh"
@@ -13,11 +10,13 @@ namespace {
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
+// Shared memory left to a block of the kernels before and after.
 constexpr std::uint32_t kBesideBytes = 28 << 10;
 
 // overlaps: may start before its predecessor in the stream ended.
 template <class Kernel>
-cudaError_t launch(Kernel* kernel, int blocks, int threads, std::uint32_t shared, const DecodeParams& p, cudaStream_t stream, bool overlaps) {
+cudaError_t launch(Kernel* kernel, int blocks, int threads, std::uint32_t shared, const DecodeParams& p, cudaStream_t stream,
+                   bool overlaps) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned_of(blocks));
   config.blockDim = dim3(unsigned_of(threads));
@@ -38,57 +37,41 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
   p.stage_bytes = (longest + 127U) / 128U * 128U;
   const std::uint32_t common = kGainTableBytes + (kMean ? unsigned_of(p.layer.n_pairs) * kMeanTableBytes : 0U);
   const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + WarpAttention<D, kWide, kMean>::mean_bytes(p);
-  // The kernels before and after shall find room beside this one.
   const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes;
   int warps = kAttendWarps<D>;
   while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
-#ifdef OSCAR_CUDA_TUNING
-  if (const char* x = std::getenv("T_WARPS")) warps = std::atoi(x);
-#endif
   const std::uint32_t per_warp = room / unsigned_of(warps);
   *fits = per_warp >= fixed + 2 * p.stage_bytes;
   if (!*fits) return cudaSuccess;
   p.stages = std::min(TileRing::kMaxStages, static_cast<int>((per_warp - fixed) / p.stage_bytes));
-#ifdef OSCAR_CUDA_TUNING
-  if (const char* x = std::getenv("T_STAGES")) p.stages = std::min(p.stages, std::atoi(x));
-#endif
   p.warp_bytes = fixed + unsigned_of(p.stages) * p.stage_bytes;
-  int blocks = device.multiprocessors;
-#ifdef OSCAR_CUDA_TUNING
-  if (const char* x = std::getenv("T_BLOCKS")) blocks = std::atoi(x);
-#endif
+  const int blocks = device.multiprocessors;
   p.workers = unsigned_of(blocks * warps);
   const std::uint32_t shared = common + unsigned_of(warps) * p.warp_bytes;
 
   auto* kernel = attend_kernel<D, kWide, kMean>;
-  auto* prepare = prepare_kernel<D, kWide ? 8 : 4>;
+  auto *prepare = prepare_kernel < D, kWide ? 8 : 4 > ;
   auto* merge = merge_kernel<D>;
   static const cudaError_t raised = [&] {
     // A multiprocessor runs kernels side by side only when they want the same split between L1 and shared memory.
-    for (const auto* each : {reinterpret_cast<const void*>(kernel), reinterpret_cast<const void*>(prepare), reinterpret_cast<const void*>(merge)}) {
+    for (const auto* each : {reinterpret_cast<const void*>(kernel), reinterpret_cast<const void*>(prepare),
+                             reinterpret_cast<const void*>(merge)}) {
       const cudaError_t status =
           cudaFuncSetAttribute(each, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
       if (status != cudaSuccess) return status;
     }
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
   }();
-  bool overlaps = device.major >= 9;
+  const bool overlaps = device.major >= 9;
   // A merge has about workers / (batch * heads) rows per head to read, eight of them at once per warp.
   const int merge_warps = std::clamp(static_cast<int>(p.workers) / (p.batch * p.heads) / 8, 1, kMergeWarps);
-#ifdef OSCAR_CUDA_TUNING
-  if (std::getenv("T_NOPDL")) overlaps = false;
-  if (const char* x = std::getenv("T_ONLY")) {
-    if (*x == 'p') return launch(prepare, std::min(p.batch * p.heads, 4 * blocks), kPrepareThreads, 0, p, stream, false);
-    if (*x == 'a') return launch(kernel, blocks, 32 * warps, shared, p, stream, false);
-    if (*x == 'm') return launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, false);
-  }
-#endif
   cudaError_t status = raised;
   const int items = p.batch * p.heads;
   if (status == cudaSuccess)
     status = launch(prepare, std::min(items, 4 * blocks), kPrepareThreads, 0, p, stream, overlaps && p.early);
   if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);
-  if (status == cudaSuccess) status = launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
+  if (status == cudaSuccess)
+    status = launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
   return status;
 }
 

@@ -17,10 +17,10 @@ inline constexpr int kMostWarps = 16;            // of a block of the attention 
 struct DecodeParams {
   LayerView layer;
   int batch, group, sink, recent, ring, page_columns;
-  int subgroups;     // virtual heads per KV head: ceil(group / 8)
-  int heads;         // virtual heads per sequence: n_head_kv * subgroups
-  int lanes;         // lanes whose query fragments differ: 16 when at most 4 heads share a tile, else 32
-  int stride_heads;  // heads of a partial result's row: 4 or 8
+  int subgroups;             // virtual heads per KV head: ceil(group / 8)
+  int heads;                 // virtual heads per sequence: n_head_kv * subgroups
+  int lanes;                 // lanes whose query fragments differ: 16 when at most 4 heads share a tile, else 32
+  int stride_heads;          // heads of a partial result's row: 4 or 8
   std::uint32_t pages_cost;  // of one page column of a sequence, all virtual heads
   std::uint32_t workers;     // warps of the grid
   int stages;
@@ -43,7 +43,6 @@ struct DecodeParams {
   float4* mean_query;          // [batch * heads][n_pairs / 16][2 lanes] complex weights of the mean's sinusoids
   float* partial_out;          // [parts + workers][stride_heads][D]
   float2* partial_sum;         // [parts + workers][stride_heads] (maximum, sum) in the base-2 logarithm
-
 };
 
 // Per virtual head: [0] factor of key gains, [8 + h] start of the accumulators, [16 + h] constant logit.

@@ -3,9 +3,9 @@
 // Work is a line of bytes: for each sequence, for each virtual KV head (a KV head and up to 8 of its query heads), first the
 // exact blocks, then the coded pages. It is cut into equal pieces, one per warp of the grid, rounded to whole blocks and pages.
 // So heads with more slots get more warps, ragged batches are balanced, and every warp walks consecutive pages. Part 2 v is the
-// exact tier of virtual head v = sequence * heads + head, part 2 v + 1 its coded tier. A warp leaves one partial result per part
-// it touches, in row part + warp: along the line either the part or the warp advances by one, so rows never collide.
-// Every warp finds its piece by itself, from the lengths: no plan is stored, nothing is sent back to the host.
+// exact tier of virtual head v = sequence * heads + head, part 2 v + 1 its coded tier. A warp leaves one partial result per
+// part it touches, in row part + warp: along the line either the part or the warp advances by one, so rows never collide. Every
+// warp finds its piece by itself, from the lengths: no plan is stored, nothing is sent back to the host.
 #pragma once
 
 #include "cuda/decode_params.h"

@@ -39,7 +39,8 @@ struct LayerTables::Impl {
     std::iota(order.begin(), order.end(), 0);
     const auto speed = [&](int i) { return std::abs(t.theta[size_of(i)]); };
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return speed(a) > speed(b); });
-    const auto n_fast = std::count_if(order.begin(), order.end(), [&](int i) { return speed(i) * paged::kPageTokens / 2 >= kSlow; });
+    const auto n_fast =
+        std::count_if(order.begin(), order.end(), [&](int i) { return speed(i) * paged::kPageTokens / 2 >= kSlow; });
     const int fast = static_cast<int>(n_fast) / kPairsStep * kPairsStep;
     const int pairs = (n + kPairsPad - 1) / kPairsPad * kPairsPad;
     order.resize(size_of(pairs), -1);

@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 2) merge_kernel(const __grid
   const int n_exact = rows_of(begin, exact, part, first[0]);
   const int n_rows = n_exact + rows_of(begin + exact, coded, part + 1, first[1]);
   const auto index = [&](int i) {
-    const std::uint32_t row = i < n_exact ? first[0] + static_cast<std::uint32_t>(i) : first[1] + static_cast<std::uint32_t>(i - n_exact);
+    const std::uint32_t row =
+        i < n_exact ? first[0] + static_cast<std::uint32_t>(i) : first[1] + static_cast<std::uint32_t>(i - n_exact);
     return static_cast<std::int64_t>(row) * p.stride_heads + column;
   };
   wait_for_predecessor();

@@ -1,8 +1,8 @@
 // Online softmax of one warp over tiles of 16 tokens by 8 columns (query heads), as tensor-core accumulators hold them.
 //
 // kWide: 8 heads. A lane holds rows g and g + 8 of columns 2t, 2t + 1 (g = lane / 4, t = lane mod 4).
-// Not kWide: at most 4 heads; columns 4 .. 7 repeat columns 0 .. 3, lanes t < 2 keep rows g, lanes t >= 2 rows g + 8 of the same
-// heads, so that no lane works twice on a value.
+// Not kWide: at most 4 heads; columns 4 .. 7 repeat columns 0 .. 3, lanes t < 2 keep rows g, lanes t >= 2 rows g + 8 of the
+// same heads, so that no lane works twice on a value.
 //
 // The maximum is followed lazily: a tile whose probabilities stay below 2 against the old one needs no exchange between lanes.
 #pragma once
@@ -76,8 +76,8 @@ struct SoftmaxState {
 
  private:
   template <int kGroups, int kTiles>
-  __device__ __forceinline__ void raise(const float (&y)[kGroups][kRows][2], float (&p)[kGroups][kRows][2], float (&out)[kTiles][4],
-                                        float (&weight)[4]) {
+  __device__ __forceinline__ void raise(const float (&y)[kGroups][kRows][2], float (&p)[kGroups][kRows][2],
+                                        float (&out)[kTiles][4], float (&weight)[4]) {
     float factor[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {

@@ -60,7 +60,8 @@ class Sequence {
   void add_coded(int position, double weight, std::vector<double>& out) const {
     const int token = position % kPageTokens;
     const std::uint8_t* values = head_block(position) + key_bytes(static_cast<int>(slot_query_.size()));
-    weight *= gain_of(values[value_bytes(dim_) + kPageTokens + gain_byte(token)]) * static_cast<double>(t_.value_unit[size_of(kv_)]);
+    weight *=
+        gain_of(values[value_bytes(dim_) + kPageTokens + gain_byte(token)]) * static_cast<double>(t_.value_unit[size_of(kv_)]);
     for (int d = 0; d < dim_; ++d) out[size_of(d)] += weight * (digit(values, value_digit(dim_, token, d)) - 1.5);
   }
   void add_exact(int position, double weight, std::vector<double>& out) const {

@@ -1,6 +1,6 @@
-// Compares the device's decode attention with the double-precision reference on sizes that are awkward on purpose. Needs a GPU, so
-// it is a program of its own and no test of ctest.
-// usage: decode_check [--quick]      --quick: small cases only (for compute-sanitizer)
+// Compares the device's decode attention with the double-precision reference on sizes that are awkward on purpose. Needs a GPU,
+// so it is a program of its own and no test of ctest. usage: decode_check [--quick]      --quick: small cases only (for
+// compute-sanitizer)
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -47,7 +47,9 @@ class OnDevice {
     const std::size_t page_bytes = world.tables().layout.page_bytes;
     const auto first = static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
     pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
-    check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
+                     cudaMemcpyHostToDevice),
+          "cudaMemcpy");
     std::vector<std::int32_t> table = world.page_table;
     for (std::int32_t& x : table) x = x < 0 ? x : x + first;
     page_table_ = DeviceArray<std::int32_t>(table);
@@ -132,11 +134,13 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
     norm += row_norm;
     if (!std::isfinite(row_difference) || (row_norm == 0 && row_difference != 0)) e.wrong = true;
     if (!(row_difference <= 1e-4 * row_norm) && ++e.bad_rows <= 4) {
-      std::printf("  sequence %d (%d tokens), head %d: relative error %.2e, lse %.4f for %.4f, values %.4f %.4f %.4f for %.4f %.4f %.4f\n",
-                  static_cast<int>(r) / heads, problem.lengths[r / test::size_of(heads)], static_cast<int>(r) % heads,
-                  std::sqrt(row_difference / row_norm), lse[r], rows[r].lse, half_to_float(out[r * test::size_of(dim)]),
-                  half_to_float(out[r * test::size_of(dim) + 1]), half_to_float(out[(r + 1) * test::size_of(dim) - 1]), rows[r].out[0],
-                  rows[r].out[1], rows[r].out.back());
+      std::printf(
+          "  sequence %d (%d tokens), head %d: relative error %.2e, lse %.4f for %.4f, values %.4f %.4f %.4f for %.4f %.4f "
+          "%.4f\n",
+          static_cast<int>(r) / heads, problem.lengths[r / test::size_of(heads)], static_cast<int>(r) % heads,
+          std::sqrt(row_difference / row_norm), lse[r], rows[r].lse, half_to_float(out[r * test::size_of(dim)]),
+          half_to_float(out[r * test::size_of(dim) + 1]), half_to_float(out[(r + 1) * test::size_of(dim) - 1]), rows[r].out[0],
+          rows[r].out[1], rows[r].out.back());
     }
     if (row_norm > 0) e.worst_row = std::max(e.worst_row, std::sqrt(row_difference / row_norm));
     if (std::isfinite(rows[r].lse)) {
@@ -169,8 +173,8 @@ bool run_case(const Case& c, bool quick) {
   // A sequence of one token is its value, exactly.
   const bool rounds = std::any_of(c.shape.lengths.begin(), c.shape.lengths.end(), [](int n) { return n > 1; });
   const bool good = !e.wrong && e.all <= kMostError && (!rounds || e.all >= kLeastError) && e.lse < kMostLse && same;
-  std::printf("%-34s L2 %.2e  worst row %.2e  lse %.1e  repeats %s  %s\n", c.name, e.all, e.worst_row, e.lse, same ? "equal" : "DIFFER",
-              good ? "ok" : "FAILED");
+  std::printf("%-34s L2 %.2e  worst row %.2e  lse %.1e  repeats %s  %s\n", c.name, e.all, e.worst_row, e.lse,
+              same ? "equal" : "DIFFER", good ? "ok" : "FAILED");
   std::fflush(stdout);
   return good;
 }
@@ -184,7 +188,8 @@ bool run_graph() {
   shape.lengths = {0, 0, 0};
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  for (const std::vector<std::int32_t>& lengths : {std::vector<std::int32_t>{5, 700, 0}, std::vector<std::int32_t>{6, 3000, 321}}) {
+  for (const std::vector<std::int32_t>& lengths :
+       {std::vector<std::int32_t>{5, 700, 0}, std::vector<std::int32_t>{6, 3000, 321}}) {
     shape.lengths = lengths;
     const PagedWorld world(tables, shape, 5);
     OnDevice device(world, 0);
@@ -222,8 +227,10 @@ std::vector<Case> cases(bool quick) {
   add("D 256, group 2", 256, {256, 208}, 1, {2, 64, 256, {900, 64}});
   add("D 128, group 8, mean, sink logits", 128, uneven, 1, {8, 64, 256, {0, 650, 333, 1}, 0, true});
   if (quick) return list;
-  add("D 128, batch 17, ragged", 128, eight, 1, {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
-  add("D 128, batch 17, no mean", 128, eight, 0, {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
+  add("D 128, batch 17, ragged", 128, eight, 1,
+      {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
+  add("D 128, batch 17, no mean", 128, eight, 0,
+      {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
   add("D 128, 30001 tokens, uneven heads", 128, uneven, 1, {4, 64, 256, {30001}});
   add("D 128, large mean", 128, {128, 128}, 10, {4, 64, 256, {9000, 5000}});
   add("D 128, group 1", 128, {128, 112}, 1, {1, 64, 256, {5000, 3}});

@@ -1,9 +1,9 @@
-// A random layer and random sequences in pages, for the checks and benchmarks of device kernels: tables as calibration makes them in
-// kind (heads of different slot counts, coordinates of one to three digits, a large mean), logits of a few nats.
+// A random layer and random sequences in pages, for the checks and benchmarks of device kernels: tables as calibration makes
+// them in kind (heads of different slot counts, coordinates of one to three digits, a large mean), logits of a few nats.
 #pragma once
 
-#include <cstdint>
 #include <cmath>
+#include <cstdint>
 #include <random>
 #include <vector>
 
@@ -120,8 +120,9 @@ class PagedWorld {
     }
     for (int page = 0; page < n_pages; ++page) {  // gains about 1, some rows nothing but their mean
       for (int h = 0; h < heads; ++h) {
-        std::uint8_t* gains = pages.data() + static_cast<std::size_t>(page) * tables.layout.page_bytes + tables.layout.head_offset[size_of(h)] +
-                              paged::key_bytes(tables.layout.key_slots[size_of(h)]) + paged::value_bytes(dim);
+        std::uint8_t* gains = pages.data() + static_cast<std::size_t>(page) * tables.layout.page_bytes +
+                              tables.layout.head_offset[size_of(h)] + paged::key_bytes(tables.layout.key_slots[size_of(h)]) +
+                              paged::value_bytes(dim);
         for (int i = 0; i < 2 * kPageTokens; ++i)
           gains[i] = rng() % 50 == 0 ? std::uint8_t{0} : static_cast<std::uint8_t>(116 + rng() % 24);
       }
@@ -179,7 +180,8 @@ class PagedWorld {
       const int column = sequence * columns + paged::block_column(t, shape_.sink, ring);
       block_table[size_of(column)] = ids[size_of(column)];
       for (int h = 0; h < heads; ++h) {
-        std::uint16_t* head = blocks.data() + (size_of(ids[size_of(column)]) * size_of(heads) + size_of(h)) * paged::exact_head_values(dim);
+        std::uint16_t* head =
+            blocks.data() + (size_of(ids[size_of(column)]) * size_of(heads) + size_of(h)) * paged::exact_head_values(dim);
         for (int d = 0; d < dim; ++d) {
           const std::uint32_t at = paged::exact_index(dim, t % paged::kBlockTokens, d);
           head[at] = float_to_half(1.5F * normal(rng));

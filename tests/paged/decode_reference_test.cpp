@@ -52,7 +52,8 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
       cache.write_k(0, t, k);
       cache.write_v(0, t, v);
       std::uint8_t* page = pages.data() + size_of(page_table[size_of(t / kPageTokens)]) * tables.layout.page_bytes;
-      tables.layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t % kPageTokens, {page, tables.layout.page_bytes});
+      tables.layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t % kPageTokens,
+                               {page, tables.layout.page_bytes});
       const int column = block_column(t, sink, ring);
       block_table[size_of(column)] = columns - column;
       for (int h = 0; h < heads; ++h) {
@@ -115,7 +116,8 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
         norm += w * w;
       }
     }
-    // The cache's reference decodes rows to binary32 and back through T^-1; both sides of the bound say that it really was compared.
+    // The cache's reference decodes rows to binary32 and back through T^-1; both sides of the bound say that it really was
+    // compared.
     const double error = std::sqrt(difference / norm);
     EXPECT_LT(error, 2e-5) << n << " tokens";
     EXPECT_GT(error, 1e-9) << n << " tokens";

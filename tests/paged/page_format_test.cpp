@@ -94,7 +94,8 @@ TEST(PageFormat, SomePlacesByHand) {
   // Token 15 = row 0 of group 0, slot 0: lane 0, k-step 0, word 0, field 0.
   EXPECT_EQ(key_digit(128, 15, 0).byte, 0U);
   EXPECT_EQ(key_digit(128, 15, 0).shift, 0);
-  // Token 22 = group 1, row 9: lane 4 (9 mod 8) + .., odd byte, fields 2 and 3. Slot 43 = k-step 2, column 11: half-word 1, lane + 1.
+  // Token 22 = group 1, row 9: lane 4 (9 mod 8) + .., odd byte, fields 2 and 3. Slot 43 = k-step 2, column 11: half-word 1,
+  // lane + 1.
   EXPECT_EQ(key_digit(128, 22, 43).byte, 512U + (4 + 1) * 16 + 0 + 0 + 2 + 1);
   EXPECT_EQ(key_digit(128, 22, 43).shift, 6);
   // The last k-step of an odd number has 8 bytes per lane. Token 40 = group 2, row 8.

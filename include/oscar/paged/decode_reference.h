@@ -16,10 +16,10 @@ struct DecodeProblem {
   int group = 1;  // query heads per KV head
   int sink = 64, recent = 256;
   float scale = 1.0F;
-  const std::uint16_t* q = nullptr;           // binary16 [batch, n_head_kv * group, D]
-  const std::int32_t* lengths = nullptr;      // [batch] tokens, the query's own included
-  const std::uint8_t* pages = nullptr;        // [n_pages, page_bytes]
-  const std::int32_t* page_table = nullptr;   // [batch, page_columns] page of positions 64 i ..
+  const std::uint16_t* q = nullptr;          // binary16 [batch, n_head_kv * group, D]
+  const std::int32_t* lengths = nullptr;     // [batch] tokens, the query's own included
+  const std::uint8_t* pages = nullptr;       // [n_pages, page_bytes]
+  const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i ..
   int page_columns = 0;
   const std::uint16_t* blocks = nullptr;      // [n_blocks, n_head_kv, 2, 16, D], see page_format.h
   const std::int32_t* block_table = nullptr;  // [batch, sink / 16 + ring]

@@ -10,9 +10,9 @@
 // is a register of two binary16 SUBNORMALS, code * 4^e * 2^-24: an operand without any conversion.
 //   Fragment of (row r, column c), r and c in 0 .. 15:  lane = 4 (r mod 8) + (c mod 8) / 2,  half-word c mod 2,
 //   field e = 2 (r / 8) + c / 8. The factor 4^(c / 8) is undone in the other operand, 4^(2 (r / 8)) in the result.
-// Row of token j: j mod 16, in the first half of the page 15 - j mod 16: tokens 31 - x and 32 + x then share lane and row, and the
-// sinusoids of a RoPE mean, even and odd about the page's middle, are computed once for both.
-// Keys: token j, slot s: k-step s / 16, column s mod 16; token group j / 16, row of j. A lane has two words per k-step:
+// Row of token j: j mod 16, in the first half of the page 15 - j mod 16: tokens 31 - x and 32 + x then share lane and row, and
+// the sinusoids of a RoPE mean, even and odd about the page's middle, are computed once for both. Keys: token j, slot s: k-step
+// s / 16, column s mod 16; token group j / 16, row of j. A lane has two words per k-step:
 //   word = group / 2, byte of each half-word = group mod 2. Words of two k-steps stand together:
 //   byte = (k / 2) 512 + lane 16 + (k mod 2) 8 + 4 word + 2 half + (group mod 2);  an odd last k-step: k 256 + lane 8 + ...
 // Values: token j, dimension d: k-step j / 16, column: row of j; tile i = d / 16, row d mod 16. A lane has D / 32 words per
@@ -72,7 +72,9 @@ struct DigitPlace {
   return {static_cast<std::uint32_t>(byte + token_row(token) % 2 * 2 + tile % 2), f.shift};
 }
 
-[[nodiscard]] constexpr std::uint32_t gain_byte(int token) { return static_cast<std::uint32_t>(token_row(token) * 4 + token / 16); }
+[[nodiscard]] constexpr std::uint32_t gain_byte(int token) {
+  return static_cast<std::uint32_t>(token_row(token) * 4 + token / 16);
+}
 
 // Exact tier: index of a value from the start of a head's keys or values in a block, and values per head and block.
 [[nodiscard]] constexpr std::uint32_t exact_index(int head_dim, int row, int dim) {

@@ -1,5 +1,5 @@
-// The `spectral` codec on pages (format: page_format.h): the layout of a layer, conversion from and to the rows of the CPU codec
-// (bit-exact both ways), and the static tables that device kernels read.
+// The `spectral` codec on pages (format: page_format.h): the layout of a layer, conversion from and to the rows of the CPU
+// codec (bit-exact both ways), and the static tables that device kernels read.
 #pragma once
 
 #include <cstdint>
@@ -36,16 +36,16 @@ struct PageLayout {
 // What attention needs of one layer besides its pages. All of it is asked of the codecs, so it holds for every calibration.
 struct SpectralTables {
   PageLayout layout;
-  std::vector<MatrixF> query;                          // per head [D, D]: inner query = q * query, in stored order, steps included
+  std::vector<MatrixF> query;  // per head [D, D]: inner query = q * query, in stored order, steps included
   std::vector<std::vector<std::uint16_t>> slot_source;  // per head [slots]: stored coordinate + 4096 * level (digit's place)
-  MatrixF key_constant;                                // [n_head_kv, D] what is added to coded keys at every position
+  MatrixF key_constant;                                 // [n_head_kv, D] what is added to coded keys at every position
   // RoPE means: per pair i of the layer's RoPE, angle per position, the coordinates it turns, and per head the mean as the
   // complex number (first, second), magnitude included. Empty: no head has one.
   std::vector<double> theta;
   std::vector<std::uint16_t> pair_first, pair_second;
-  MatrixF mean_first, mean_second;                     // [n_head_kv, n_pairs]
-  std::vector<float> value_unit;                       // [n_head_kv] v^ inner = value_unit * gain * (code - 1.5)
-  MatrixF value_signs;                                 // [n_head_kv, D]; v^ = signs * (H v^ inner), H the normalised Hadamard
+  MatrixF mean_first, mean_second;  // [n_head_kv, n_pairs]
+  std::vector<float> value_unit;    // [n_head_kv] v^ inner = value_unit * gain * (code - 1.5)
+  MatrixF value_signs;              // [n_head_kv, D]; v^ = signs * (H v^ inner), H the normalised Hadamard
 };
 
 // Throws Error where the codecs do not fit pages: V not at 2 bits, or the limits of PageLayout.
