@@ -10,6 +10,9 @@ namespace {
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
+constexpr int kFewPages = 24;  // of a warp
+constexpr int kFewWarps = 12;
+
 // Shared memory left to a block of the kernels before and after.
 constexpr std::uint32_t kBesideBytes = 28 << 10;
 
@@ -38,7 +41,11 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
   const std::uint32_t common = kGainTableBytes + (kMean ? unsigned_of(p.layer.n_pairs) * kMeanTableBytes : 0U);
   const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + WarpAttention<D, kWide, kMean>::mean_bytes(p);
   const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes;
+  // With little to do per warp, fewer of them: partial results are fewer, and the kernels before and after find room beside
+  // this one.
+  const std::int64_t pages = std::int64_t{p.batch} * p.page_columns * p.heads;
   int warps = kAttendWarps<D>;
+  if (pages < std::int64_t{kFewPages} * device.multiprocessors * warps) warps = std::min(warps, kFewWarps);
   while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
   const std::uint32_t per_warp = room / unsigned_of(warps);
   *fits = per_warp >= fixed + 2 * p.stage_bytes;
