@@ -51,6 +51,7 @@ std::size_t lay_out(DecodeParams& p, void* workspace) {
 // What follows from the shape alone.
 DecodeParams shape_params(const LayerView& layer, int batch, int group) {
   if (!paged::head_dim_fits(layer.head_dim)) fail("cuda decode: head_dim is {}; 64, 128 and 256 are possible", layer.head_dim);
+  if (layer.max_slots > kMostSlots) fail("cuda decode: a head of {} slots; up to {} are possible", layer.max_slots, kMostSlots);
   if (batch < 1 || batch > kMaxBatch) fail("cuda decode: a batch of {} sequences; 1 to {} are possible", batch, kMaxBatch);
   if (group < 1 || group > kMaxGroup) fail("cuda decode: {} query heads per KV head; 1 to {} are possible", group, kMaxGroup);
   DecodeParams p{};

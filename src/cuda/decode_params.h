@@ -12,6 +12,7 @@ namespace oscar::cuda {
 
 inline constexpr int kHeadsPerTile = 8;          // query heads of a virtual KV head, at most
 inline constexpr std::uint32_t kCostUnit = 128;  // bytes
+inline constexpr int kMostSlots = 512;           // of a head
 inline constexpr int kMostWarps = 16;            // of a block of the attention kernel
 
 struct DecodeParams {

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
   constexpr int kRows = D / kParts;                                        // of the matrix, of one thread
   constexpr int kAtOnce = kRows < 32 ? kRows : 32;
   constexpr int kPieces = kRows / kAtOnce;  // of a column
-  constexpr int kMaxSlots = 4 * D;
+  constexpr int kMaxSlots = 4 * D < kMostSlots ? 4 * D : kMostSlots;
   constexpr int kLanes = 4 * kHeads;
   __shared__ float q[kHeads][D];
   __shared__ float constant[D];

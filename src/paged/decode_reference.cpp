@@ -31,7 +31,7 @@ class Sequence {
       for (int i = 0; i < dim_; ++i) inner[size_of(i)] += q_[size_of(d)] * static_cast<double>(t_.query[size_of(kv_)](d, i));
     }
     for (const std::uint16_t source : t_.slot_source[size_of(kv_)])
-      slot_query_.push_back(inner[source % 4096U] * std::exp2(2.0 * (source / 4096U)));
+      slot_query_.push_back(inner[source % 4096U] * static_cast<double>(1U << (2U * (source / 4096U))));
     for (int d = 0; d < dim_; ++d) constant_ += q_[size_of(d)] * static_cast<double>(t_.key_constant(kv_, d));
   }
 
@@ -100,6 +100,7 @@ DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head)
   const auto is_coded = [&](int t) { return t >= tiers.sink_end && t < tiers.recent_begin; };
 
   std::vector<double> logits;
+  logits.reserve(size_of(n));
   for (int t = 0; t < n; ++t) logits.push_back(is_coded(t) ? rows.coded_logit(t) : rows.exact_logit(t));
   const double sink = problem.sinks != nullptr ? static_cast<double>(problem.sinks[head]) : -infinity;
   double max = sink;
