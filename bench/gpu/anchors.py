@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""PyTorch's BF16 decode attention (flash and cuDNN backends of SDPA), timed as decode_bench times ours: CUDA-graph replays over
+rotating caches that together exceed 600 MB, median of 15 replays. Needs torch with CUDA.
+
+usage: anchors.py [JSON-FILE]
+"""
+import json
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+TOUCHED = 600_000_000
+SIZES = [(1, 32768), (1, 131072), (8, 32768), (8, 131072), (32, 32768), (256, 1024)]
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def time_graph(launches, launch):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(launches):
+            launch(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            launch(i)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times = []
+    for i in range(18):
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * begin.elapsed_time(end) / launches)
+    return statistics.median(times[3:])
+
+
+def measure(batch, length, backend, q_heads=32, kv_heads=8, dim=128):
+    size = 2 * 2 * batch * kv_heads * length * dim
+    caches = max(2, -(-TOUCHED // size))
+    make = lambda heads, n: torch.randn(batch, heads, n, dim, device="cuda", dtype=torch.bfloat16)
+    keys, values = [make(kv_heads, length) for _ in range(caches)], [make(kv_heads, length) for _ in range(caches)]
+    q = make(q_heads, 1)
+
+    def launch(i):
+        torch.nn.functional.scaled_dot_product_attention(q, keys[i % caches], values[i % caches], enable_gqa=True)
+
+    with sdpa_kernel(backend):
+        return time_graph(caches if size > 400_000_000 else 4 * caches, launch), size
+
+
+def main():
+    rows = []
+    for batch, length in SIZES:
+        for name, backend in BACKENDS.items():
+            try:
+                us, size = measure(batch, length, backend)
+                rows.append({"batch": batch, "context": length, "backend": name, "us": us, "bytes": size})
+                print(f"SDPA {name:6} {batch:3} x {length // 1024:3}K  {us:9.1f} us  {size / us * 1e-6:5.2f} TB/s", flush=True)
+            except RuntimeError as error:
+                print(f"SDPA {name:6} {batch:3} x {length // 1024:3}K  not available: {str(error).splitlines()[0]}", flush=True)
+            torch.cuda.empty_cache()
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as file:
+            json.dump({"torch": torch.__version__, "device": torch.cuda.get_device_name(), "sdpa": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

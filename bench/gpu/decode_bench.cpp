@@ -1,0 +1,265 @@
+// Decode attention on the paged 2-bit cache against device copy, on this machine's GPU.
+// usage: decode_bench [--json FILE] [--only TEXT] [--sustained SECONDS] [--overlap on|off]
+//
+// A time is that of one whole decode (queries into the basis, attention on both tiers, merge): a CUDA graph of launches, each
+// on another cache, so that more than 600 MB are touched before a cache comes again (L2 is cold); time of a replay / launches,
+// median of 15 replays. Bytes are those a decode has to read: coded pages and exact blocks. `copy` counts bytes read and
+// written. bench/gpu/anchors.py measures PyTorch's attention in the same way.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+
+#include "cuda/runtime.h"
+#include "fill.h"
+#include "oscar/cuda/decode.h"
+#include "paged_world.h"
+
+namespace {
+
+using namespace oscar;
+using cuda::check;
+using cuda::DeviceArray;
+
+constexpr std::size_t kTouched = 600'000'000;  // ten times the L2 of an H200
+constexpr int kReplays = 15;
+
+struct Size {
+  std::string name;
+  int batch, length;
+  int dim = 128, kv_heads = 8, group = 4;
+  bool uneven = false;  // heads of different slot counts
+  bool mean = true;
+};
+
+struct Cache {
+  DeviceArray<std::uint8_t> pages;
+  DeviceArray<std::uint16_t> blocks;
+  DeviceArray<std::int32_t> page_table, block_table;
+};
+
+class Stream {
+ public:
+  Stream() { check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+struct Times {
+  double median, low, high;  // microseconds of one launch
+};
+
+// Times `launch(i)`, i = 0 .. launches - 1, as one graph.
+Times time_graph(int launches, const std::function<void(int, cudaStream_t)>& launch, double sustained_seconds = 0) {
+  const Stream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  for (int i = 0; i < launches; ++i) launch(i, stream);
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  const auto replay = [&] {
+    check(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    check(cudaEventSynchronize(end), "a graph");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    return 1e3 * static_cast<double>(ms) / launches;
+  };
+  for (int i = 0; i < 3; ++i) replay();
+  std::vector<double> us;
+  const auto start = std::chrono::steady_clock::now();
+  const auto passed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  while (us.size() < kReplays || passed() < sustained_seconds) us.push_back(replay());
+  if (sustained_seconds > 0) us.erase(us.begin(), us.end() - static_cast<std::ptrdiff_t>(us.size() / 3));  // the last third
+  std::sort(us.begin(), us.end());
+  check(cudaEventDestroy(begin), "cudaEventDestroy");
+  check(cudaEventDestroy(end), "cudaEventDestroy");
+  check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  return {us[us.size() / 2], us.front(), us.back()};
+}
+
+// Bytes per microsecond of a device copy, read and written.
+double copy_rate() {
+  const std::size_t bytes = std::size_t{1} << 30;
+  const DeviceArray<std::uint8_t> from(2 * bytes);
+  const DeviceArray<std::uint8_t> to(2 * bytes);
+  check(cudaMemset(from.data(), 0x5A, 2 * bytes), "cudaMemset");
+  const Times t = time_graph(4, [&](int i, cudaStream_t stream) {
+    const std::size_t at = static_cast<std::size_t>(i % 2) * bytes;
+    bench::copy(to.data() + at, from.data() + at, bytes, stream);
+  });
+  return 2.0 * static_cast<double>(bytes) / t.median;
+}
+
+std::vector<std::int32_t> shuffled(std::size_t n, std::mt19937& rng) {
+  std::vector<std::int32_t> ids(n);
+  for (std::size_t i = 0; i < n; ++i) ids[i] = static_cast<std::int32_t>(i);
+  std::shuffle(ids.begin(), ids.end(), rng);
+  return ids;
+}
+
+nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap) {
+  std::vector<int> slots(static_cast<std::size_t>(size.kv_heads), size.dim);
+  if (size.uneven) {
+    const int spread[] = {-80, -48, -16, 0, 0, 16, 48, 80};
+    for (std::size_t h = 0; h < slots.size(); ++h) slots[h] += spread[h % 8] * size.dim / 128 / 16 * 16;
+  }
+  const paged::SpectralTables tables = test::random_tables(size.dim, slots, size.mean ? 1.0 : 0.0, 3);
+  const cuda::LayerTables layer(tables);
+  const int sink = 64;
+  const int recent = 256;
+  const int ring = paged::ring_blocks(recent);
+  const auto batch = static_cast<std::size_t>(size.batch);
+  const auto kv_heads = static_cast<std::size_t>(size.kv_heads);
+  const auto dim = static_cast<std::size_t>(size.dim);
+  const std::size_t page_columns = (static_cast<std::size_t>(size.length) + 63) / 64;
+  const std::size_t block_columns = static_cast<std::size_t>(sink / paged::kBlockTokens + ring);
+  const std::size_t n_pages = batch * page_columns;
+  const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent);
+  const std::size_t bytes =
+      batch * (static_cast<std::size_t>(tiers.pages()) * tables.layout.page_bytes +
+               static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
+  const std::size_t n_caches = std::clamp<std::size_t>((kTouched + bytes - 1) / bytes, 2, 64);
+
+  std::mt19937 rng(1);
+  std::vector<Cache> caches;
+  for (std::size_t i = 0; i < n_caches; ++i) {
+    Cache& c = caches.emplace_back();
+    c.pages = DeviceArray<std::uint8_t>(n_pages * tables.layout.page_bytes);
+    c.blocks = DeviceArray<std::uint16_t>(batch * block_columns * kv_heads * paged::exact_head_values(size.dim));
+    bench::fill_words(c.pages.data(), c.pages.size(), i << 40);
+    bench::fill_gains(c.pages.data(), n_pages, layer.view());
+    bench::fill_halves(c.blocks.data(), c.blocks.size(), (i << 40) + 1);
+    c.page_table = DeviceArray<std::int32_t>(shuffled(n_pages, rng));
+    c.block_table = DeviceArray<std::int32_t>(shuffled(batch * block_columns, rng));
+  }
+  const std::size_t n_query = batch * kv_heads * static_cast<std::size_t>(size.group) * dim;
+  const DeviceArray<std::uint16_t> q(n_query);
+  const DeviceArray<std::uint16_t> out(n_query);
+  bench::fill_halves(q.data(), n_query, 77);
+  check(cudaDeviceSynchronize(), "filling the caches");
+  const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>(batch, size.length));
+  const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), size.batch, size.group));
+
+  cuda::DecodeArgs args;
+  args.layer = &layer.view();
+  args.batch = size.batch;
+  args.group = size.group;
+  args.sink = sink;
+  args.recent = recent;
+  args.scale = 1.0F / std::sqrt(static_cast<float>(size.dim));
+  args.q = q.data();
+  args.lengths = lengths.data();
+  args.page_columns = static_cast<int>(page_columns);
+  args.ring = ring;
+  args.out = out.data();
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.size();
+  args.overlaps_predecessor = overlap;
+  const auto launch = [&](int i, cudaStream_t stream) {
+    const Cache& c = caches[static_cast<std::size_t>(i) % n_caches];
+    args.pages = c.pages.data();
+    args.page_table = c.page_table.data();
+    args.blocks = c.blocks.data();
+    args.block_table = c.block_table.data();
+    cuda::decode(args, stream);
+  };
+  const int launches = static_cast<int>(std::max<std::size_t>(n_caches, bytes > 200'000'000 ? 8 : 64));
+  const Times t = time_graph(launches, launch, sustained);
+  const double rate = static_cast<double>(bytes) / t.median;
+  std::printf("%-34s %8.1f us  (%.1f .. %.1f)  %7.1f MB  %5.2f TB/s  %5.3f of copy\n", size.name.c_str(), t.median, t.low,
+              t.high, static_cast<double>(bytes) * 1e-6, rate * 1e-6, rate / copy);
+  std::fflush(stdout);
+  return {{"name", size.name},
+          {"batch", size.batch},
+          {"context", size.length},
+          {"head_dim", size.dim},
+          {"n_head_kv", size.kv_heads},
+          {"group", size.group},
+          {"uneven_slots", size.uneven},
+          {"rope_mean", size.mean},
+          {"us", t.median},
+          {"us_low", t.low},
+          {"us_high", t.high},
+          {"bytes", bytes},
+          {"share_of_copy", rate / copy},
+          {"sustained_s", sustained}};
+}
+
+std::vector<Size> sizes() {
+  std::vector<Size> list;
+  const auto add = [&](int batch, int length, int dim = 128, int group = 4) {
+    const std::string at =
+        std::to_string(batch) + " x " + (length % 1024 == 0 ? std::to_string(length / 1024) + "K" : std::to_string(length));
+    const std::string shape =
+        (dim != 128 ? ", D " + std::to_string(dim) : "") + (group != 4 ? ", group " + std::to_string(group) : "");
+    list.push_back({at + shape, batch, length, dim, 8, group});
+    list.push_back({at + shape + ", no mean", batch, length, dim, 8, group, false, false});
+  };
+  for (const auto& [batch, length] : {std::pair{1, 32768}, {1, 131072}, {8, 32768}, {8, 131072}, {32, 32768}, {256, 1024}})
+    add(batch, length);
+  list.push_back({"8 x 32K, uneven slots, no mean", 8, 32768, 128, 8, 4, true, false});
+  list.push_back({"32 x 32K, uneven slots, no mean", 32, 32768, 128, 8, 4, true, false});
+  list.push_back({"32 x 32K, uneven slots", 32, 32768, 128, 8, 4, true, true});
+  add(32, 32768, 128, 8);
+  add(32, 32768, 64);
+  add(32, 32768, 256, 2);
+  return list;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string json_path;
+  std::string only;
+  double sustained = 0;
+  bool overlap = true;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--json")
+      json_path = argv[i + 1];
+    else if (flag == "--only")
+      only = argv[i + 1];
+    else if (flag == "--sustained")
+      sustained = std::atof(argv[i + 1]);
+    else if (flag == "--overlap")
+      overlap = std::string(argv[i + 1]) != "off";
+  }
+  try {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    nlohmann::json report;
+    report["device"] = properties.name;
+    const double copy = copy_rate();
+    report["copy_TBps"] = copy * 1e-6;
+    std::printf("%s, device copy %.3f TB/s (read + written)\n", properties.name, copy * 1e-6);
+    for (const Size& size : sizes()) {
+      if (size.name.find(only) == std::string::npos) continue;
+      report["decode"].push_back(measure(size, copy, sustained, overlap));
+    }
+    report["copy_TBps_after"] = copy_rate() * 1e-6;
+    if (!json_path.empty()) std::ofstream(json_path) << report.dump(1) << '\n';
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "decode_bench: error: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,90 @@
+// Decode attention on the paged 2-bit cache (format: oscar/paged/page_format.h), one query token per sequence, on an NVIDIA
+// GPU. Raw device pointers and a stream: no framework. Both tiers, the RoPE-mean term and the merge of splits are included.
+//
+//   o = sum_t p_t v_t,  p = softmax over the tokens of the sequence of scale * q . k_t  (+ a sink logit)
+//
+// Lengths and tables are read on the device and the grid depends on the shape alone: no host synchronisation, and a CUDA graph
+// that holds a decode stays valid while sequences grow. Results are bit-identical from run to run on one kind of GPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "oscar/paged/page_format.h"
+
+namespace oscar::paged {
+struct SpectralTables;
+}
+
+namespace oscar::cuda {
+
+// A layer's static tables in device memory (see paged::SpectralTables). Immutable; may serve many streams.
+struct LayerView {
+  int n_head_kv = 0, head_dim = 0;
+  int n_pairs = 0;       // RoPE pairs that carry a mean, 0: none; padded to a multiple of 32 with zeros
+  int n_fast_pairs = 0;  // the first ones: their table holds cos instead of cos - 1
+  int max_slots = 0;
+  std::uint32_t page_bytes = 0;
+  std::uint16_t slots[paged::kMaxHeadsKv] = {};
+  std::uint32_t head_offset[paged::kMaxHeadsKv] = {};
+  const float* query = nullptr;                // [n_head_kv, D, D] inner query = q * query
+  const std::uint16_t* slot_source = nullptr;  // [n_head_kv, max_slots] coordinate + 4096 * level
+  const float* key_constant = nullptr;         // [n_head_kv, D]
+  const float* mean = nullptr;                 // [n_head_kv, n_pairs, 2] first, second
+  const std::uint16_t* pair = nullptr;         // [n_pairs, 2] coordinates
+  const double* turns = nullptr;               // [n_pairs] angle per position / 2 pi
+  const std::uint16_t* mean_table =
+      nullptr;                         // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
+  const float* value_unit = nullptr;   // [n_head_kv]
+  const float* value_signs = nullptr;  // [n_head_kv, D]
+};
+
+// Owner of a LayerView's memory. Throws Error when the device has too little.
+class LayerTables {
+ public:
+  explicit LayerTables(const paged::SpectralTables& tables);
+  ~LayerTables();
+  LayerTables(const LayerTables&) = delete;
+  LayerTables& operator=(const LayerTables&) = delete;
+  [[nodiscard]] const LayerView& view() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct DecodeArgs {
+  const LayerView* layer = nullptr;  // host pointer
+  int batch = 0;
+  int group = 0;                // query heads per KV head, 1 .. 16; query head h reads KV head h / group
+  int sink = 64, recent = 256;  // window of 16-bit rows, see cache/windows.h; sink a multiple of 16
+  float scale = 1.0F;
+  const void* q = nullptr;                   // binary16 [batch, n_head, D]
+  const std::int32_t* lengths = nullptr;     // [batch] tokens of the sequence, the query's own included; 0: no sequence
+  const void* pages = nullptr;               // [n_pages, page_bytes], 128-byte aligned
+  const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i .. 64 i + 63
+  int page_columns = 0;
+  const void* blocks = nullptr;               // binary16 [n_blocks, n_head_kv, 2, 16, D], 128-byte aligned
+  const std::int32_t* block_table = nullptr;  // [batch, sink / 16 + ring], see paged::block_column
+  int ring = 0;                               // at least paged::ring_blocks(recent)
+  const float* sinks = nullptr;               // [n_head] or null
+  void* out = nullptr;                        // binary16 [batch, n_head, D]; zeros where length is 0
+  float* lse = nullptr;  // [batch, n_head] natural logarithm of the sum of exponentials, or null; -inf where length is 0
+  // The work enqueued just before writes neither lengths nor tables, and of the pages only positions that this decode does not
+  // read as codes (with recent >= 64 an append of one token per sequence does not). Tiles are then fetched while it still runs
+  // (sm_90, programmatic dependent launch). The queries and the exact rows may be written by it.
+  bool overlaps_predecessor = false;
+  void* workspace = nullptr;  // decode_workspace_bytes(), 256-byte aligned; contents need not survive
+  std::size_t workspace_bytes = 0;
+};
+
+// Depends on shapes, not on lengths.
+[[nodiscard]] std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group);
+
+// Enqueues three kernels. Throws Error on arguments outside the limits above or when the launch fails.
+void decode(const DecodeArgs& args, cudaStream_t stream);
+
+}  // namespace oscar::cuda

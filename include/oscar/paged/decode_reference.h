@@ -1,0 +1,36 @@
+// Decode attention on pages as the definition reads: double precision, scalar, no GPU. The oracle of the device kernels.
+//   o = sum_t p_t v_t, p = softmax over positions 0 .. n-1 (+ a sink logit); t is read from the tier that Tiers says.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "oscar/paged/spectral_pages.h"
+
+namespace oscar::paged {
+
+// One layer, one query token per sequence. Pointers are host memory; layouts as in oscar/cuda/decode.h.
+struct DecodeProblem {
+  const SpectralTables* tables = nullptr;
+  int batch = 0;
+  int group = 1;  // query heads per KV head
+  int sink = 64, recent = 256;
+  float scale = 1.0F;
+  const std::uint16_t* q = nullptr;          // binary16 [batch, n_head_kv * group, D]
+  const std::int32_t* lengths = nullptr;     // [batch] tokens, the query's own included
+  const std::uint8_t* pages = nullptr;       // [n_pages, page_bytes]
+  const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i ..
+  int page_columns = 0;
+  const std::uint16_t* blocks = nullptr;      // [n_blocks, n_head_kv, 2, 16, D], see page_format.h
+  const std::int32_t* block_table = nullptr;  // [batch, sink / 16 + ring]
+  int ring = 0;
+  const float* sinks = nullptr;  // [n_head_kv * group] or null
+};
+
+struct DecodeRow {
+  std::vector<double> out;  // [D]; zeros where nothing is visible
+  double lse = 0;           // natural logarithm of the sum of exponentials; -inf where nothing is visible
+};
+DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head);
+
+}  // namespace oscar::paged

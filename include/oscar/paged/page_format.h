@@ -1,0 +1,119 @@
+// Bytes of the paged cache: where every digit, gain and 16-bit value of a token lies. Nothing but arithmetic on constants, so
+// that host and device code read the same file.
+//
+// CODED TIER, codec `spectral`. A page holds 64 consecutive positions of one sequence, all KV heads ascending:
+//   page      = for each KV head h: head block of (16 S_h + 16 D + 128) bytes;  S_h = 2-bit slots (digits) of the head's keys,
+//               a multiple of 16; D = head_dim, 64, 128 or 256. Every block starts on a multiple of 128 bytes.
+//   head block= key digits [16 S_h], value digits [16 D], key gains [64], value gains [64]
+// Digits stand where a tensor core wants them: one lane's fields of one m16n8k16 A fragment (16 tokens x 16 slots for keys,
+// 16 dimensions x 16 tokens for values) are four 2-bit fields in one byte of each half-word, so that `word & 0x00030003 << 2e`
+// is a register of two binary16 SUBNORMALS, code * 4^e * 2^-24: an operand without any conversion.
+//   Fragment of (row r, column c), r and c in 0 .. 15:  lane = 4 (r mod 8) + (c mod 8) / 2,  half-word c mod 2,
+//   field e = 2 (r / 8) + c / 8. The factor 4^(c / 8) is undone in the other operand, 4^(2 (r / 8)) in the result.
+// Row of token j: j mod 16, in the first half of the page 15 - j mod 16: tokens 31 - x and 32 + x then share lane and row, and
+// the sinusoids of a RoPE mean, even and odd about the page's middle, are computed once for both. Keys: token j, slot s: k-step
+// s / 16, column s mod 16; token group j / 16, row of j. A lane has two words per k-step:
+//   word = group / 2, byte of each half-word = group mod 2. Words of two k-steps stand together:
+//   byte = (k / 2) 512 + lane 16 + (k mod 2) 8 + 4 word + 2 half + (group mod 2);  an odd last k-step: k 256 + lane 8 + ...
+// Values: token j, dimension d: k-step j / 16, column: row of j; tile i = d / 16, row d mod 16. A lane has D / 32 words per
+//   k-step: word = i / 2, byte of each half-word = i mod 2, in vectors of v = min(16, D / 8) bytes:
+//   byte = (j / 16) 4 D + (4 word / v) 32 v + lane v + 4 word mod v + 2 half + (i mod 2)
+// Gains: byte 4 row + j / 16. Digits, their order within a head, and gains are those of codec/spectral.h (V at 2 bits).
+//
+// EXACT TIER: blocks of 16 consecutive positions, all KV heads ascending, per head keys [16, D] then values [16, D], binary16
+// in the model's basis. Rows are swizzled against bank conflicts: 16-byte piece c of row r is stored as piece c xor (r mod 8).
+#pragma once
+
+#include <cstdint>
+
+namespace oscar::paged {
+
+inline constexpr int kPageTokens = 64;
+inline constexpr int kBlockTokens = 16;  // of the exact tier
+inline constexpr int kMaxHeadsKv = 64;
+
+struct DigitPlace {
+  std::uint32_t byte;  // from the start of the head's keys or values in a page
+  int shift;           // of the 2-bit field in that byte
+};
+
+[[nodiscard]] constexpr std::uint32_t key_bytes(int slots) { return 16U * static_cast<std::uint32_t>(slots); }
+[[nodiscard]] constexpr std::uint32_t value_bytes(int head_dim) { return 16U * static_cast<std::uint32_t>(head_dim); }
+[[nodiscard]] constexpr std::uint32_t head_bytes(int slots, int head_dim) {
+  return key_bytes(slots) + value_bytes(head_dim) + 2U * kPageTokens;
+}
+[[nodiscard]] constexpr bool head_dim_fits(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
+
+[[nodiscard]] constexpr int token_row(int token) { return token < kPageTokens / 2 ? 15 - token % 16 : token % 16; }
+[[nodiscard]] constexpr int token_of(int group, int row) { return 16 * group + (group < 2 ? 15 - row : row); }
+
+[[nodiscard]] constexpr DigitPlace fragment_place(int row, int column) {
+  const int lane = 4 * (row % 8) + column % 8 / 2;
+  return {static_cast<std::uint32_t>(lane), 2 * (2 * (row / 8) + column / 8)};
+}
+
+[[nodiscard]] constexpr DigitPlace key_digit(int slots, int token, int slot) {
+  const int step = slot / 16;
+  const int group = token / 16;
+  const DigitPlace f = fragment_place(token_row(token), slot % 16);
+  const auto lane = static_cast<int>(f.byte);
+  const bool paired = step / 2 < slots / 32;
+  const int word = paired ? step / 2 * 512 + lane * 16 + step % 2 * 8 : step * 256 + lane * 8;
+  return {static_cast<std::uint32_t>(word + group / 2 * 4 + slot % 2 * 2 + group % 2), f.shift};
+}
+
+[[nodiscard]] constexpr DigitPlace value_digit(int head_dim, int token, int dim) {
+  const int tile = dim / 16;
+  const DigitPlace f = fragment_place(dim % 16, token_row(token));
+  const auto lane = static_cast<int>(f.byte);
+  const int vector = head_dim / 8 < 16 ? head_dim / 8 : 16;
+  const int word = tile / 2 * 4;
+  const int byte = token / 16 * 4 * head_dim + word / vector * 32 * vector + lane * vector + word % vector;
+  return {static_cast<std::uint32_t>(byte + token_row(token) % 2 * 2 + tile % 2), f.shift};
+}
+
+[[nodiscard]] constexpr std::uint32_t gain_byte(int token) {
+  return static_cast<std::uint32_t>(token_row(token) * 4 + token / 16);
+}
+
+// Exact tier: index of a value from the start of a head's keys or values in a block, and values per head and block.
+[[nodiscard]] constexpr std::uint32_t exact_index(int head_dim, int row, int dim) {
+  return static_cast<std::uint32_t>(row * head_dim + ((dim / 8) ^ (row % 8)) * 8 + dim % 8);
+}
+[[nodiscard]] constexpr std::uint32_t exact_head_values(int head_dim) {
+  return 2U * kBlockTokens * static_cast<std::uint32_t>(head_dim);
+}
+
+// Which positions of a sequence of n tokens (the query's own included) the query reads in which tier; see cache/windows.h.
+// sink is a multiple of 16.
+struct Tiers {
+  int sink_end;      // [0, sink_end) exact
+  int recent_begin;  // [recent_begin, n) exact; [sink_end, recent_begin) coded
+  int n;
+  [[nodiscard]] constexpr int sink_blocks() const { return (sink_end + kBlockTokens - 1) / kBlockTokens; }
+  [[nodiscard]] constexpr int recent_blocks() const {
+    return n > recent_begin ? (n - 1) / kBlockTokens - recent_begin / kBlockTokens + 1 : 0;
+  }
+  [[nodiscard]] constexpr int exact_blocks() const { return sink_blocks() + recent_blocks(); }
+  [[nodiscard]] constexpr int first_page() const { return sink_end / kPageTokens; }
+  [[nodiscard]] constexpr int pages() const {
+    return recent_begin > sink_end ? (recent_begin - 1) / kPageTokens - first_page() + 1 : 0;
+  }
+  // First position of exact block i, and its column in the block table: sink blocks first, then a ring of `ring` blocks.
+  [[nodiscard]] constexpr int block_position(int i) const {
+    const int sinks = sink_blocks();
+    return kBlockTokens * (i < sinks ? i : recent_begin / kBlockTokens + i - sinks);
+  }
+};
+[[nodiscard]] constexpr Tiers tiers_of(int n, int sink, int recent) {
+  const int sink_end = n < sink ? n : sink;
+  const int old = n - recent;
+  return {sink_end, old > sink_end ? old : sink_end, n};
+}
+// Least ring: as many blocks as `recent` consecutive positions can touch.
+[[nodiscard]] constexpr int ring_blocks(int recent) { return (recent + kBlockTokens - 2) / kBlockTokens + 1; }
+[[nodiscard]] constexpr int block_column(int position, int sink, int ring) {
+  return position < sink ? position / kBlockTokens : sink / kBlockTokens + position / kBlockTokens % ring;
+}
+
+}  // namespace oscar::paged

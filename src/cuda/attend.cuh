@@ -1,0 +1,630 @@
+// Second kernel of a decode: attention of all queries on all tiles, one partial result per warp and part (see decode_plan.cuh).
+//
+// One warp works on one tile (a page of one KV head: 64 tokens) at a time, both products on tensor cores with tokens
+// respectively dimensions as rows and query heads as columns:
+//   S [64 tokens, 8 heads]  = digits [64, slots] * slot query [slots, 8]     one AND per two operands, see page_format.h
+//   O [D, 8] += digits [D, 64] * (P * gain) [64, 8]                          P goes from accumulator to operand by movmatrix
+// Gains, means and the softmax work on the 64 x 8 logits between them. Tiles come by bulk copies into the warp's own ring.
+#pragma once
+
+#include "cuda/decode_plan.cuh"
+#include "cuda/ring.cuh"
+#include "cuda/softmax.cuh"
+
+namespace oscar::cuda {
+
+template <int D>
+inline constexpr int kAttendWarps = D > 128 ? 8 : kMostWarps;  // of a block, at most
+// Of 64 K for all lanes of a block.
+template <int D, bool kMean>
+inline constexpr int kAttendRegisters = D > 128 ? 224 : (kMean ? 128 : 112);
+template <int D>
+inline constexpr int kTiles = D / 16;
+
+// Shared memory of a block: gain table [256], RoPE-mean table and steps, then per warp: scratch 512 bytes, barriers, queries,
+// mean weights, ring.
+inline constexpr std::uint32_t kGainTableBytes = 1024;
+inline constexpr std::uint32_t kScratchBytes = 512;
+inline constexpr std::uint32_t kBarrierBytes = 128;
+inline constexpr std::uint32_t kMeanTableBytes = 128 + 8;  // per pair
+
+// e^(i 2 pi turns).
+__device__ __forceinline__ float2 turn_by(double turns) {
+  float2 result;
+  sincospif(2.0F * static_cast<float>(turns - rint(turns)), &result.y, &result.x);
+  return result;
+}
+
+// Says that all lanes hold the same value.
+template <class T>
+__device__ __forceinline__ T uniform(T x) {
+  return __shfl_sync(~0U, x, 0);
+}
+// Keeps the compiler from computing a value again where it is used.
+__device__ __forceinline__ std::uint32_t kept(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+template <int D, bool kWide, bool kMean>
+class WarpAttention {
+ public:
+  __device__ WarpAttention(const DecodeParams& params, std::uint32_t shared, std::uint32_t warp_shared, int lane,
+                           std::uint32_t worker)
+      : p_(params),
+        lane_(lane),
+        worker_(worker),
+        gain_table_(shared),
+        mean_table_(shared + kGainTableBytes),
+        scratch_(warp_shared),
+        query_(warp_shared + kScratchBytes + kBarrierBytes),
+        mean_query_(query_ + params.query_bytes),
+        ring_(mean_query_ + mean_bytes(params), warp_shared + kScratchBytes, params.stages, params.stage_bytes, lane) {}
+
+  // Running weights of the means, per warp and 16 pairs: kMeanParts float4 per lane.
+  static constexpr int kMeanParts = kWide ? 2 : 1;
+  static constexpr std::uint32_t kMeanStepBytes = 512U * kMeanParts;
+  __host__ __device__ static std::uint32_t mean_bytes(const DecodeParams& p) {
+    return kMean ? static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kMeanStepBytes : 0U;
+  }
+
+  // Once per warp, before anything but tiles is used: queries come from the kernel before, tables from the other warps.
+  __device__ void wait_once() {
+    if (waited_) return;
+    waited_ = true;
+    wait_for_predecessor();
+    wait_for_block();
+  }
+
+  // Units [begin, end) of the exact tier of virtual head `head`.
+  __device__ void attend_exact(int sequence, int head, const Tiers& tiers, int begin, int end) {
+    const int item = sequence * p_.heads + head;
+    const int kv = head / p_.subgroups;
+    reset();
+    const std::int32_t* table = p_.block_table + static_cast<std::int64_t>(sequence) * (p_.sink / kBlockTokens + p_.ring);
+    constexpr std::uint32_t kHalfBytes = kBlockTokens * D * 2;
+    const auto address = [&](std::int32_t block) {
+      return p_.blocks + (static_cast<std::int64_t>(block) * p_.layer.n_head_kv + kv) * (2 * kHalfBytes);
+    };
+    const auto block_of = [&](int unit) {
+      return __ldg(table + paged::block_column(tiers.block_position(unit), p_.sink, p_.ring));
+    };
+    // Two copies per unit, keys and values.
+    const int copies = 2 * (end - begin);
+    const auto issue = [&](int copy) {
+      if (copy < copies)
+        ring_.issue(address(block_of(begin + copy / 2)) + static_cast<std::uint32_t>(copy & 1) * kHalfBytes, kHalfBytes);
+    };
+    for (int i = 0; i < ring_.stages(); ++i) issue(i);
+    wait_once();
+    load_query(p_.exact_query + static_cast<std::int64_t>(item) * (D / 16 * p_.lanes * 2), D / 16);
+
+    const float scale = p_.scale * kLog2E;
+    for (int unit = begin; unit < end; ++unit) {
+      const int position = tiers.block_position(unit);
+      const bool is_sink = unit < tiers.sink_blocks();
+      const int low = is_sink ? 0 : max(0, tiers.recent_begin - position);
+      const int high = min(kBlockTokens, (is_sink ? tiers.sink_end : tiers.n) - position);
+
+      float acc[1][4] = {};
+      const std::uint32_t keys = ring_.acquire();
+      const std::uint32_t key_row = keys + static_cast<std::uint32_t>((lane_ & 15) * D * 2);
+#pragma unroll
+      for (int step = 0; step < D / 16; ++step) {
+        std::uint32_t a[4];
+        load_matrix(a, key_row + static_cast<std::uint32_t>(((2 * step + lane_ / 16) ^ (lane_ & 7)) * 16));
+        const uint2 b = query_step(step);
+        mma(acc[0], a[0], a[1], a[2], a[3], b.x, b.y);
+      }
+      ring_.release();
+      issue(2 * (unit - begin) + ring_.stages());
+
+      float y[1][State::kRows][2];
+      State::pick(acc[0], lane_, y[0]);
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+        const int row = State::row(lane_, r);
+        const bool visible = row >= low && row < high;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) y[0][r][c] = visible ? y[0][r][c] * scale - state_.max[c] : -INFINITY;
+      }
+      state_.template update<1>(y, out_, weight_);
+      std::uint32_t b0, b1;
+      probability_fragment<kWide>(y[0], b0, b1);
+
+      // A masked row may hold anything, NaN included: 0 times that must not reach the sum.
+      const auto keep = [&](int token) {
+        return (token >= low && token < high ? 0xFFFFU : 0U) | (token + 1 >= low && token + 1 < high ? 0xFFFF0000U : 0U);
+      };
+      const std::uint32_t keep_low = keep(lane_ % 4 * 2);
+      const std::uint32_t keep_high = keep(lane_ % 4 * 2 + 8);
+      const std::uint32_t values = ring_.acquire();
+      const std::uint32_t value_row = values + static_cast<std::uint32_t>(((lane_ & 7) + lane_ / 16 * 8) * D * 2);
+#pragma unroll
+      for (int i = 0; i < kTiles<D>; ++i) {
+        std::uint32_t a[4];
+        load_matrix_transposed(a, value_row + static_cast<std::uint32_t>(((2 * i + (lane_ / 8 & 1)) ^ (lane_ & 7)) * 16));
+        mma(out_[i], a[0] & keep_low, a[1] & keep_low, a[2] & keep_high, a[3] & keep_high, b0, b1);
+      }
+      ring_.release();
+      issue(2 * (unit - begin) + 1 + ring_.stages());
+    }
+    store(2U * static_cast<std::uint32_t>(item), head, 1.0F, 1.0F, 0.0F);
+  }
+
+  // Pages [begin, end) of the coded tier.
+  __device__ void attend_coded(int sequence, int head, const Tiers& tiers, int begin, int end) {
+    const int item = sequence * p_.heads + head;
+    const int kv = head / p_.subgroups;
+    reset();
+    const int slots = p_.layer.slots[kv];
+    const std::uint32_t bytes = kept(paged::head_bytes(slots, D));
+    const std::uint32_t gains = bytes - 2 * kPageTokens;
+    const std::uint32_t values = kept(paged::key_bytes(slots));
+    const std::int32_t* table = p_.page_table + static_cast<std::int64_t>(sequence) * p_.page_columns + tiers.first_page();
+    const std::uint8_t* base = p_.pages + p_.layer.head_offset[kv];
+    const auto issue = [&](std::int32_t page) {
+      ring_.issue(base + static_cast<std::uint64_t>(page) * p_.layer.page_bytes, bytes);
+    };
+    for (int i = 0; i < ring_.stages() && begin + i < end; ++i) issue(__ldg(table + begin + i));
+    wait_once();
+    const int steps = static_cast<int>(kept(static_cast<std::uint32_t>(slots / 16)));
+    const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
+    // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand
+    // higher: in S they are rows (16 times), in P * gain columns (4 times).
+    const float unit = lane_ < 16 ? header[0] * (lane_ < 8 ? 1.0F : 0.0625F) : kValueScale * (lane_ < 24 ? 1.0F : 0.25F);
+    const float start[4] = {header[8 + State::head(lane_, 0)], header[8 + State::head(lane_, 1)],
+                            header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
+    const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
+    load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
+    if constexpr (kMean) start_mean(item, tiers.first_page() + begin);
+
+    // Pages of which a part belongs to the exact tier.
+    const int first_cut = tiers.sink_end % kPageTokens != 0 ? 0 : -1;
+    const int last_cut = tiers.recent_begin % kPageTokens != 0 ? tiers.pages() - 1 : -1;
+    const std::int32_t* next_id = table + begin + ring_.stages();
+    int ahead = end - begin - ring_.stages();  // tiles that are still to be issued
+
+    float mean[4][State::kRows][2], next_mean[4][State::kRows][2];  // logits of this page and the next
+    for (int page = begin; page < end; ++page) {
+      const std::int32_t next_page = ahead > 0 ? __ldg(next_id) : 0;
+      ++next_id;
+      const std::uint32_t tile = ring_.acquire();
+      convert_gains(tile + gains, unit);
+
+      float acc[4][4];
+      key_product(tile, steps, start, acc);
+
+      float y[4][State::kRows][2];
+      const float offset[2] = {constant[0] - state_.max[0], constant[1] - state_.max[1]};
+      if constexpr (kMean) {
+        if ((page - begin) % 2 == 0) mean_logits(mean, next_mean);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int r = 0; r < State::kRows; ++r) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            y[j][r][c] = offset[c];
+            if constexpr (kMean) {
+              y[j][r][c] += mean[j][r][c];
+              mean[j][r][c] = next_mean[j][r][c];
+            }
+          }
+        }
+      }
+      __syncwarp();  // scratch
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+        const float4 four = load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>(State::row(lane_, r)));
+        const float gain[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float x[State::kRows][2];
+          State::pick(acc[j], lane_, x);
+          y[j][r][0] = fmaf(x[r][0], gain[j], y[j][r][0]);
+          y[j][r][1] = fmaf(x[r][1], gain[j], y[j][r][1]);
+        }
+      }
+      if (page == first_cut || page == last_cut) {
+        const int position = (tiers.first_page() + page) * kPageTokens;
+        hide(tiers.sink_end - position, tiers.recent_begin - position, y);
+      }
+      state_.template update<4>(y, out_, weight_);
+
+      std::uint32_t b[4][2];
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+        const float4 four = load_shared_float4(scratch_ + 256U + 16U * static_cast<std::uint32_t>(State::row(lane_, r)));
+        const float gain[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          y[j][r][0] *= gain[j];
+          y[j][r][1] *= gain[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) probability_fragment<kWide>(y[j], b[j][0], b[j][1]);
+      value_product(tile + values, b);
+      ring_.release();
+      if (--ahead >= 0) issue(uniform(next_page));
+    }
+    // The factor 2^24 of the subnormals, kValueScale, and the place of the rows' fields; 1.5 is the centre of the codes.
+    constexpr float kFactor = 16777216.0F / kValueScale;
+    store(2U * static_cast<std::uint32_t>(item) + 1U, head, kFactor, kFactor / 16.0F, 1.5F / kValueScale);
+  }
+
+ private:
+  using State = SoftmaxState<kWide>;
+
+  [[nodiscard]] __device__ int query_lane() const { return kWide ? lane_ : lane_ & 15; }
+
+  __device__ void reset() {
+    state_ = State();
+#pragma unroll
+    for (int i = 0; i < kTiles<D>; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) out_[i][c] = 0.0F;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) weight_[c] = 0.0F;
+  }
+
+  __device__ void load_query(const std::uint32_t* from, int steps) {
+    __syncwarp();
+    const int pieces = steps * p_.lanes / 2;  // of 16 bytes
+    for (int i = lane_; i < pieces; i += 32) {
+      store_shared_16(query_ + 16U * static_cast<std::uint32_t>(i), reinterpret_cast<const uint4*>(from)[i]);
+    }
+    __syncwarp();
+  }
+  // B fragments of an even and the following odd step; `step` even.
+  [[nodiscard]] __device__ uint4 query_steps(int step) const {
+    constexpr std::uint32_t kLanes = kWide ? 32 : 16;
+    return load_shared_16(query_ + static_cast<std::uint32_t>(step) * kLanes * 8 +
+                          16U * static_cast<std::uint32_t>(query_lane()));
+  }
+  [[nodiscard]] __device__ uint2 query_step(int step) const {  // of an even number of steps
+    constexpr std::uint32_t kLanes = kWide ? 32 : 16;
+    return load_shared_8(query_ + static_cast<std::uint32_t>(step & ~1) * kLanes * 8 +
+                         16U * static_cast<std::uint32_t>(query_lane()) + 8U * static_cast<std::uint32_t>(step & 1));
+  }
+
+  __device__ void convert_gains(std::uint32_t gains, float unit) {
+    const std::uint32_t four = load_shared_4(gains + 4U * static_cast<std::uint32_t>(lane_));
+    float4 factor;
+    factor.x = unit * load_shared_float(gain_table_ + ((four << 2) & 0x3FCU));
+    factor.y = unit * load_shared_float(gain_table_ + ((four >> 6) & 0x3FCU));
+    factor.z = unit * load_shared_float(gain_table_ + ((four >> 14) & 0x3FCU));
+    factor.w = unit * load_shared_float(gain_table_ + ((four >> 22) & 0x3FCU));
+    __syncwarp();
+    store_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>(lane_), factor);
+  }
+  // Two token groups' (or tiles') fragments of one k-step from one word: one AND per register.
+  static __device__ __forceinline__ void digit_product(float (&even)[4], float (&odd)[4], std::uint32_t word, std::uint32_t b0,
+                                                       std::uint32_t b1) {
+    const std::uint32_t high = word >> 8;
+    mma(even, word & 0x00030003U, word & 0x00300030U, word & 0x000C000CU, word & 0x00C000C0U, b0, b1);
+    mma(odd, high & 0x00030003U, high & 0x00300030U, high & 0x000C000CU, high & 0x00C000C0U, b0, b1);
+  }
+  static __device__ __forceinline__ void first_digit_product(float (&even)[4], float (&odd)[4], std::uint32_t word,
+                                                             std::uint32_t b0, std::uint32_t b1, const float (&start)[4]) {
+    const std::uint32_t high = word >> 8;
+    mma(even, word & 0x00030003U, word & 0x00300030U, word & 0x000C000CU, word & 0x00C000C0U, b0, b1, start);
+    mma(odd, high & 0x00030003U, high & 0x00300030U, high & 0x000C000CU, high & 0x00C000C0U, b0, b1, start);
+  }
+
+  __device__ __forceinline__ void key_product(std::uint32_t keys, int steps, const float (&start)[4], float (&acc)[4][4]) {
+    const std::uint32_t lane_keys = keys + 16U * static_cast<std::uint32_t>(lane_);
+    if (steps < 2) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) mma(acc[j], 0, 0, 0, 0, 0, 0, start);  // a copy that leaves the other path without copies
+    } else {
+      const uint4 a = load_shared_16(lane_keys);
+      const uint4 b = query_steps(0);
+      first_digit_product(acc[0], acc[1], a.x, b.x, b.y, start);
+      first_digit_product(acc[2], acc[3], a.y, b.x, b.y, start);
+      digit_product(acc[0], acc[1], a.z, b.z, b.w);
+      digit_product(acc[2], acc[3], a.w, b.z, b.w);
+    }
+    int step = 2;
+#pragma unroll 1
+    for (; step + 3 < steps; step += 4) {
+      const uint4 a = load_shared_16(lane_keys + static_cast<std::uint32_t>(step) * 256U);
+      const uint4 b = query_steps(step);
+      const uint4 a2 = load_shared_16(lane_keys + static_cast<std::uint32_t>(step) * 256U + 512U);
+      const uint4 b2 = query_steps(step + 2);
+      digit_product(acc[0], acc[1], a.x, b.x, b.y);
+      digit_product(acc[2], acc[3], a.y, b.x, b.y);
+      digit_product(acc[0], acc[1], a.z, b.z, b.w);
+      digit_product(acc[2], acc[3], a.w, b.z, b.w);
+      digit_product(acc[0], acc[1], a2.x, b2.x, b2.y);
+      digit_product(acc[2], acc[3], a2.y, b2.x, b2.y);
+      digit_product(acc[0], acc[1], a2.z, b2.z, b2.w);
+      digit_product(acc[2], acc[3], a2.w, b2.z, b2.w);
+    }
+    if (step + 1 < steps) {
+      const uint4 a = load_shared_16(lane_keys + static_cast<std::uint32_t>(step) * 256U);
+      const uint4 b = query_steps(step);
+      digit_product(acc[0], acc[1], a.x, b.x, b.y);
+      digit_product(acc[2], acc[3], a.y, b.x, b.y);
+      digit_product(acc[0], acc[1], a.z, b.z, b.w);
+      digit_product(acc[2], acc[3], a.w, b.z, b.w);
+    }
+    if ((steps & 1) != 0) {
+      const auto last = static_cast<std::uint32_t>(steps - 1);
+      const uint2 a = load_shared_8(keys + last * 256U + 8U * static_cast<std::uint32_t>(lane_));
+      constexpr std::uint32_t kLanes = kWide ? 32 : 16;
+      const uint2 b = load_shared_8(query_ + last * kLanes * 8 + 8U * static_cast<std::uint32_t>(query_lane()));
+      digit_product(acc[0], acc[1], a.x, b.x, b.y);
+      digit_product(acc[2], acc[3], a.y, b.x, b.y);
+    }
+  }
+
+  __device__ __forceinline__ void value_product(std::uint32_t values, const std::uint32_t (&b)[4][2]) {
+    constexpr std::uint32_t kVector = D >= 128 ? 16 : 8;
+    constexpr int kVectors = D / 8 / static_cast<int>(kVector);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      mma(weight_, 0x3C003C00U, 0x3C003C00U, 0x44004400U, 0x44004400U, b[j][0], b[j][1]);  // 1, and 4 where P carries 1/4
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const std::uint32_t at = values + static_cast<std::uint32_t>(j * 4 * D) + static_cast<std::uint32_t>(v) * 32 * kVector +
+                                 kVector * static_cast<std::uint32_t>(lane_);
+        if constexpr (kVector == 16) {
+          const uint4 a = load_shared_16(at);
+          digit_product(out_[8 * v], out_[8 * v + 1], a.x, b[j][0], b[j][1]);
+          digit_product(out_[8 * v + 2], out_[8 * v + 3], a.y, b[j][0], b[j][1]);
+          digit_product(out_[8 * v + 4], out_[8 * v + 5], a.z, b[j][0], b[j][1]);
+          digit_product(out_[8 * v + 6], out_[8 * v + 7], a.w, b[j][0], b[j][1]);
+        } else {
+          const uint2 a = load_shared_8(at);
+          digit_product(out_[0], out_[1], a.x, b[j][0], b[j][1]);
+          digit_product(out_[2], out_[3], a.y, b[j][0], b[j][1]);
+        }
+      }
+    }
+  }
+
+  __device__ void hide(int low, int high, float (&y)[4][State::kRows][2]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+        const int token = paged::token_of(j, State::row(lane_, r));
+        if (token < low || token >= high) y[j][r][0] = y[j][r][1] = -INFINITY;
+      }
+    }
+  }
+
+  // --- RoPE means: Re(sum over pairs of c e^(i theta t)). About the page's middle m, t = m + x, the page has the weights
+  // c' = c e^(i theta m), and its logits are E(x) + O(x), E = sum Re(c') cos(theta x), O = - sum Im(c') sin(theta x), with
+  // E(-x) = E(x), O(-x) = -O(x): two products of static tables [32 x, pairs] with weights [pairs, heads].
+  // The weights live in shared memory, turned on by 64 tokens a page. A float4 is the real and imaginary parts of two
+  // neighbouring pairs: pairs 2t, 2t + 1 of the lane's column, and 2t + 8, 2t + 9. In tiles that are not wide, lanes g < 4 keep
+  // the first and lanes g >= 4 the second of the same head.
+  [[nodiscard]] __device__ std::uint32_t mean_weights(int step, int part) const {
+    return mean_query_ + static_cast<std::uint32_t>(step) * kMeanStepBytes + static_cast<std::uint32_t>(part) * 512U +
+           16U * static_cast<std::uint32_t>(lane_);
+  }
+  // Which of a step's eight float4 of turns belongs to the lane's weights.
+  [[nodiscard]] __device__ int mean_eighth(int part) const { return lane_ % 4 + 4 * (kWide ? part : lane_ / 16); }
+  static __device__ __forceinline__ float4 turned(float4 c, float4 by) {
+    return make_float4(c.x * by.x - c.z * by.z, c.y * by.y - c.w * by.w, c.x * by.z + c.z * by.x, c.y * by.w + c.w * by.y);
+  }
+
+  __device__ void start_mean(int item, int page) {
+    const int n_pairs = p_.layer.n_pairs;
+    const double middle = page * kPageTokens + (kPageTokens - 1) / 2.0;
+    const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (n_pairs / 16 * kMeanParts * 32);
+    for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta m) of 64 pairs at a time through the scratch
+      __syncwarp();
+      for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
+        const std::uint32_t place =
+            scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
+        const float2 turn = turn_by(p_.layer.turns[i] * middle);
+        store_shared_float(place, turn.x);
+        store_shared_float(place + 8U, turn.y);
+      }
+      __syncwarp();
+      for (int step = base / 16; step < min(n_pairs / 16, base / 16 + 4); ++step) {
+#pragma unroll
+        for (int part = 0; part < kMeanParts; ++part) {
+          const float4 c = from[(step * kMeanParts + part) * 32 + lane_];
+          const float4 by =
+              load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + mean_eighth(part)));
+          store_shared_float4(mean_weights(step, part), turned(c, by));
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Mean logits of this page and the next, so that the tables are read once for two; moves on by two pages.
+  __device__ __forceinline__ void mean_logits(float (&now)[4][State::kRows][2], float (&next)[4][State::kRows][2]) {
+    const int steps = p_.layer.n_pairs / 16;
+    const int fast_steps = p_.layer.n_fast_pairs / 16;
+    const std::uint32_t turns = mean_table_ + static_cast<std::uint32_t>(steps) * 2048U;
+    float even[2][2][4] = {};  // [page][x / 16]
+    float odd[2][2][4] = {};
+    float still[2] = {0, 0};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      std::uint32_t real[2][2], imaginary[2][2];  // [page][half of the k-step]
+#pragma unroll
+      for (int part = 0; part < kMeanParts; ++part) {
+        float4 c = load_shared_float4(mean_weights(step, part));
+        const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
+#pragma unroll
+        for (int page = 0; page < 2; ++page) {
+          real[page][part] = pack_half2(c.x, c.y);
+          imaginary[page][part] = pack_half2(c.z, c.w);
+          if (step >= fast_steps) still[page] += c.x + c.y;
+          c = turned(c, by);
+        }
+        store_shared_float4(mean_weights(step, part), c);
+      }
+      if constexpr (!kWide) {
+#pragma unroll
+        for (int page = 0; page < 2; ++page) {
+          both_halves(real[page]);
+          both_halves(imaginary[page]);
+        }
+      }
+      const std::uint32_t table =
+          mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
+        const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
+#pragma unroll
+        for (int page = 0; page < 2; ++page) {
+          mma(even[page][e], cosines.x, cosines.y, cosines.z, cosines.w, real[page][0], real[page][1]);
+          mma(odd[page][e], sines.x, sines.y, sines.z, sines.w, imaginary[page][0], imaginary[page][1]);
+        }
+      }
+    }
+    add_parts(even[0], odd[0], still[0], now);
+    add_parts(even[1], odd[1], still[1], next);
+  }
+  // Lanes g < 4 have the first half of the k-step, lanes g >= 4 the second half of the same head.
+  __device__ __forceinline__ void both_halves(std::uint32_t (&x)[2]) const {
+    const std::uint32_t other = __shfl_xor_sync(~0U, x[0], 16);
+    x[1] = lane_ < 16 ? other : x[0];
+    x[0] = lane_ < 16 ? x[0] : other;
+  }
+  __device__ __forceinline__ void add_parts(const float (&even)[2][4], const float (&odd)[2][4], float still,
+                                            float (&y)[4][State::kRows][2]) const {
+    still += __shfl_xor_sync(~0U, still, 1);
+    still += __shfl_xor_sync(~0U, still, 2);
+    if constexpr (!kWide) still += __shfl_xor_sync(~0U, still, 16);
+    const float mine[2] = {__shfl_sync(~0U, still, 4 * State::head(lane_, 0)),
+                           __shfl_sync(~0U, still, 4 * State::head(lane_, 1))};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float x[State::kRows][2], z[State::kRows][2];
+      State::pick(even[e], lane_, x);
+      State::pick(odd[e], lane_, z);
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float both = x[r][c] + mine[c];
+          y[2 + e][r][c] = both + z[r][c];
+          y[1 - e][r][c] = both - z[r][c];
+        }
+      }
+    }
+  }
+
+  // Row part + worker of the partial results. Rows g and g + 8 of a tile may carry different factors; centre times the weight
+  // of the head comes off.
+  __device__ void store(std::uint32_t part, int head, float low_factor, float high_factor, float centre) {
+    state_.finish();
+    const int n = min(kHeadsPerTile, p_.group - head % p_.subgroups * kHeadsPerTile);
+    const std::int64_t row = static_cast<std::int64_t>(part + worker_) * p_.stride_heads;
+    const int t = lane_ % 4;
+    if (!kWide && t >= 2) return;  // columns 4 .. 7
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int h = 2 * t + c;
+      if (h >= n) continue;
+      float* to = p_.partial_out + (row + h) * D + lane_ / 4;
+      const float off = centre * weight_[c];
+#pragma unroll
+      for (int i = 0; i < kTiles<D>; ++i) {
+        to[16 * i] = out_[i][c] * low_factor - off;
+        to[16 * i + 8] = out_[i][c + 2] * high_factor - off;
+      }
+      if (lane_ < 4) p_.partial_sum[row + h] = make_float2(state_.max[c], state_.sum[c]);
+    }
+  }
+
+  const DecodeParams& p_;
+  int lane_;
+  std::uint32_t worker_;
+  std::uint32_t gain_table_, mean_table_, scratch_, query_, mean_query_;
+  bool waited_ = false;
+  TileRing ring_;
+  State state_;
+  float out_[kTiles<D>][4];
+  float weight_[4];
+};
+
+// Marks the row of a part in which the warp has nothing to do.
+__device__ __forceinline__ void store_empty(const DecodeParams& p, std::uint32_t part, std::uint32_t worker, int lane) {
+  if (lane < p.stride_heads) {
+    p.partial_sum[static_cast<std::int64_t>(part + worker) * p.stride_heads + lane] = make_float2(-INFINITY, 0.0F);
+  }
+}
+
+template <int D, bool kWide, bool kMean>
+__global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = uniform(thread / 32);
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const std::uint32_t mean_bytes = kMean ? static_cast<std::uint32_t>(p.layer.n_pairs) * kMeanTableBytes : 0U;
+  const std::uint32_t base = shared_address(shared);
+  // Neighbours on the line go to different multiprocessors, so that all of them are busy when there is little to do.
+  const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
+  WarpAttention<D, kWide, kMean> attention(
+      p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes, lane, worker);
+  for (int n = thread; n < 256; n += warps * 32) {
+    reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
+  }
+  if constexpr (kMean) {  // the table, then e^(i 64 theta) of pairs 2 i, 2 i + 1: cosines, sines
+    auto* table = reinterpret_cast<uint4*>(shared + kGainTableBytes);
+    const int pieces = p.layer.n_pairs * 8;
+    for (int i = thread; i < pieces; i += warps * 32) table[i] = reinterpret_cast<const uint4*>(p.layer.mean_table)[i];
+    auto* turns = reinterpret_cast<float*>(table + pieces);
+    for (int i = thread; i < p.layer.n_pairs; i += warps * 32) {
+      const float2 turn = turn_by(p.layer.turns[i] * kPageTokens);
+      float* to = turns + i / 2 * 4 + i % 2;
+      to[0] = turn.x;
+      to[2] = turn.y;
+    }
+  }
+
+  const Shares share = shares(p, lane);
+  const std::uint32_t begin = worker * share.share;
+  const std::uint32_t end = min(begin + share.share, share.total);
+  SequenceStart at{p.batch, 0};
+  if (begin < end) at = find_sequence(p, begin, lane);
+  const std::uint32_t unit_cost = exact_cost(p);
+  // Units of a part that starts at `from` on the line whose first byte lies in [begin, end).
+  const auto attend = [&](std::uint32_t from, int units, std::uint32_t cost, std::uint32_t part, auto&& work) {
+    const std::uint32_t length = static_cast<std::uint32_t>(units) * cost;
+    if (length == 0 || from >= end || from + length <= begin) return;
+    const auto count = [&](std::uint32_t limit) {
+      return limit <= from ? 0 : static_cast<int>(min((limit - from + cost - 1) / cost, static_cast<std::uint32_t>(units)));
+    };
+    const int first = count(begin);
+    const int last = count(end);
+    if (first < last) {
+      work(first, last);
+    } else {
+      attention.wait_once();
+      store_empty(p, part, worker, lane);
+    }
+  };
+  for (int sequence = at.sequence; sequence < p.batch && at.begin < end; ++sequence) {
+    const Tiers t = tiers(p, sequence);
+    for (int head = 0; head < p.heads && at.begin < end; ++head) {
+      const std::uint32_t part = 2U * static_cast<std::uint32_t>(sequence * p.heads + head);
+      const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * unit_cost;
+      const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost(p, head);
+      attend(at.begin, t.exact_blocks(), unit_cost, part,
+             [&](int first, int last) { attention.attend_exact(sequence, head, t, first, last); });
+      attend(at.begin + exact, t.pages(), page_cost(p, head), part + 1,
+             [&](int first, int last) { attention.attend_coded(sequence, head, t, first, last); });
+      at.begin += exact + coded;
+    }
+  }
+  attention.wait_once();  // of warps without work
+}
+
+}  // namespace oscar::cuda

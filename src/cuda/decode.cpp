@@ -1,0 +1,116 @@
+// Host side of a decode: checks and workspace. The kernels and their launches are in decode.cu.
+#include "oscar/cuda/decode.h"
+
+#include <algorithm>
+
+#include "cuda/decode_params.h"
+#include "cuda/runtime.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kMaxBatch = 1 << 16;
+constexpr int kMaxGroup = 16;
+constexpr int kMaxMultiprocessors = 256;  // sizes the workspace, so that it does not depend on the device
+
+std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
+
+const DeviceLimits& device() {
+  static const DeviceLimits found = [] {
+    DeviceLimits d;
+    int id = 0;
+    check(cudaGetDevice(&id), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, id), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, id), "cudaDeviceGetAttribute");
+    return d;
+  }();
+  return found;
+}
+
+// Lays the workspace out from a null base or a real one; returns its size.
+std::size_t lay_out(DecodeParams& p, void* workspace) {
+  const std::size_t items = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads);
+  const std::size_t dim = static_cast<std::size_t>(p.layer.head_dim);
+  const std::size_t rows =
+      (2 * items + static_cast<std::size_t>(kMaxMultiprocessors * kMostWarps)) * static_cast<std::size_t>(p.stride_heads);
+  std::size_t at = 0;
+  const auto take = [&](auto*& pointer, std::size_t bytes) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(workspace) + at);
+    at += (bytes + 255) / 256 * 256;
+  };
+  take(p.headers, items * kHeaderFloats * sizeof(float));
+  take(p.coded_query, items * p.query_bytes);
+  take(p.exact_query, items * (dim / 16) * static_cast<std::size_t>(p.lanes) * 8);
+  take(p.mean_query, items * static_cast<std::size_t>(p.layer.n_pairs / 16 * p.lanes * 2) * sizeof(float4));
+  take(p.partial_out, rows * dim * sizeof(float));
+  take(p.partial_sum, rows * sizeof(float2));
+  return at;
+}
+
+// What follows from the shape alone.
+DecodeParams shape_params(const LayerView& layer, int batch, int group) {
+  if (!paged::head_dim_fits(layer.head_dim)) fail("cuda decode: head_dim is {}; 64, 128 and 256 are possible", layer.head_dim);
+  if (layer.max_slots > kMostSlots) fail("cuda decode: a head of {} slots; up to {} are possible", layer.max_slots, kMostSlots);
+  if (batch < 1 || batch > kMaxBatch) fail("cuda decode: a batch of {} sequences; 1 to {} are possible", batch, kMaxBatch);
+  if (group < 1 || group > kMaxGroup) fail("cuda decode: {} query heads per KV head; 1 to {} are possible", group, kMaxGroup);
+  DecodeParams p{};
+  p.layer = layer;
+  p.batch = batch;
+  p.group = group;
+  p.subgroups = (group + kHeadsPerTile - 1) / kHeadsPerTile;
+  p.heads = layer.n_head_kv * p.subgroups;
+  p.lanes = group <= 4 ? 16 : 32;
+  p.stride_heads = group <= 4 ? 4 : 8;
+  const int most_slots = std::max(layer.max_slots, layer.head_dim);  // exact queries use the same place
+  p.query_bytes = unsigned_of(most_slots / 16 * p.lanes * 8);
+  for (int h = 0; h < layer.n_head_kv; ++h)
+    p.pages_cost += unsigned_of(p.subgroups) * paged::head_bytes(layer.slots[h], layer.head_dim) / kCostUnit;
+  return p;
+}
+
+void check_arguments(const DecodeArgs& a) {
+  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
+    fail("cuda decode: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
+  if (a.recent < 1) fail("cuda decode: the window of recent rows is {}; it holds the query's own token at least", a.recent);
+  if (a.ring < paged::ring_blocks(a.recent))
+    fail("cuda decode: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent);
+  if (a.page_columns < 1) fail("cuda decode: the page table has no columns");
+  const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out, a.workspace};
+  if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
+    fail("cuda decode: a tensor is missing");
+}
+
+}  // namespace
+
+std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group) {
+  DecodeParams p = shape_params(layer, batch, group);
+  return lay_out(p, nullptr);
+}
+
+void decode(const DecodeArgs& args, cudaStream_t stream) {
+  check_arguments(args);
+  DecodeParams p = shape_params(*args.layer, args.batch, args.group);
+  const std::size_t bytes = lay_out(p, args.workspace);
+  if (args.workspace_bytes < bytes) fail("cuda decode: a workspace of {} bytes; {} are needed", args.workspace_bytes, bytes);
+  p.sink = args.sink;
+  p.recent = args.recent;
+  p.ring = args.ring;
+  p.page_columns = args.page_columns;
+  p.scale = args.scale;
+  p.early = args.overlaps_predecessor;
+  p.q = static_cast<const __half*>(args.q);
+  p.lengths = args.lengths;
+  p.pages = static_cast<const std::uint8_t*>(args.pages);
+  p.page_table = args.page_table;
+  p.blocks = static_cast<const std::uint8_t*>(args.blocks);
+  p.block_table = args.block_table;
+  p.sinks = args.sinks;
+  p.out = static_cast<__half*>(args.out);
+  p.lse = args.lse;
+  bool fits = true;
+  check(launch_decode(p, device(), stream, &fits), "the launch of a decode");
+  if (!fits) fail("cuda decode: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,119 @@
+// Static tables of a layer, from the core's form to the device's.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <numeric>
+
+#include "cuda/runtime.h"
+#include "oscar/base/half.h"
+#include "oscar/cuda/decode.h"
+#include "oscar/paged/spectral_pages.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kPairsStep = 16;  // of a k-step
+constexpr int kPairsPad = 32;   // the kernel takes two at a time
+// Pairs that turn by less than this over half a page are slow: their table holds cos - 1.
+constexpr double kSlow = 1.0;
+
+std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
+
+std::vector<float> floats(const MatrixF& m) { return {m.data(), m.data() + m.size()}; }
+
+std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
+
+}  // namespace
+
+struct LayerTables::Impl {
+  LayerView view;
+  DeviceArray<float> query, constant, mean, unit, signs;
+  DeviceArray<std::uint16_t> source, pair;
+  DeviceArray<double> turns;
+  DeviceArray<std::uint16_t> table;
+
+  void add_means(const paged::SpectralTables& t) {
+    const int n = static_cast<int>(t.theta.size());
+    // Fast pairs first, in whole k-steps of 16; what pads has weight 0.
+    std::vector<int> order(size_of(n));
+    std::iota(order.begin(), order.end(), 0);
+    const auto speed = [&](int i) { return std::abs(t.theta[size_of(i)]); };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return speed(a) > speed(b); });
+    const auto n_fast =
+        std::count_if(order.begin(), order.end(), [&](int i) { return speed(i) * paged::kPageTokens / 2 >= kSlow; });
+    const int fast = static_cast<int>(n_fast) / kPairsStep * kPairsStep;
+    const int pairs = (n + kPairsPad - 1) / kPairsPad * kPairsPad;
+    order.resize(size_of(pairs), -1);
+    view.n_pairs = pairs;
+    view.n_fast_pairs = fast;
+
+    std::vector<float> means(size_of(view.n_head_kv * pairs * 2), 0.0F);
+    std::vector<std::uint16_t> coordinates(size_of(2 * pairs), 0);
+    std::vector<double> angles(size_of(pairs), 0.0);
+    std::vector<std::uint16_t> cells(size_of(pairs / 16 * 4 * 32 * 4 * 2), 0);
+    for (int i = 0; i < pairs; ++i) {
+      const int from = order[size_of(i)];
+      if (from < 0) continue;
+      const double theta = t.theta[size_of(from)];
+      coordinates[size_of(2 * i)] = t.pair_first[size_of(from)];
+      coordinates[size_of(2 * i + 1)] = t.pair_second[size_of(from)];
+      angles[size_of(i)] = theta / (2.0 * std::numbers::pi);
+      for (int h = 0; h < view.n_head_kv; ++h) {
+        means[size_of(2 * (h * pairs + i))] = t.mean_first(h, from);
+        means[size_of(2 * (h * pairs + i) + 1)] = t.mean_second(h, from);
+      }
+      for (int x = 0; x < paged::kPageTokens / 2; ++x) {
+        // Row x mod 16 of fragment x / 16, column i mod 16; a register holds two columns.
+        const int row = x % 16;
+        const int lane = row % 8 * 4 + i % 8 / 2;
+        const int cell = row / 8 + i % 16 / 8 * 2;
+        const double angle = (x + 0.5) * theta;
+        const auto at = [&](int fragment) { return size_of((((i / 16 * 4 + fragment) * 32 + lane) * 4 + cell) * 2 + i % 2); };
+        const double half_sine = std::sin(angle / 2);
+        cells[at(x / 16)] = to_half(i < fast ? std::cos(angle) : -2.0 * half_sine * half_sine);
+        cells[at(2 + x / 16)] = to_half(-std::sin(angle));
+      }
+    }
+    mean = DeviceArray<float>(means);
+    pair = DeviceArray<std::uint16_t>(coordinates);
+    turns = DeviceArray<double>(angles);
+    table = DeviceArray<std::uint16_t>(cells);
+    view.mean = mean.data();
+    view.pair = pair.data();
+    view.turns = turns.data();
+    view.mean_table = table.data();
+  }
+};
+
+LayerTables::LayerTables(const paged::SpectralTables& t) : impl_(std::make_unique<Impl>()) {
+  Impl& m = *impl_;
+  m.view.n_head_kv = t.layout.n_head_kv;
+  m.view.head_dim = t.layout.head_dim;
+  m.view.page_bytes = t.layout.page_bytes;
+  m.view.max_slots = *std::max_element(t.layout.key_slots.begin(), t.layout.key_slots.end());
+  std::vector<float> query;
+  std::vector<std::uint16_t> source(size_of(m.view.n_head_kv * m.view.max_slots), 0);
+  for (int h = 0; h < m.view.n_head_kv; ++h) {
+    m.view.slots[h] = static_cast<std::uint16_t>(t.layout.key_slots[size_of(h)]);
+    m.view.head_offset[h] = t.layout.head_offset[size_of(h)];
+    const MatrixF& q = t.query[size_of(h)];
+    query.insert(query.end(), q.data(), q.data() + q.size());
+    std::copy(t.slot_source[size_of(h)].begin(), t.slot_source[size_of(h)].end(), source.begin() + h * m.view.max_slots);
+  }
+  m.query = DeviceArray<float>(query);
+  m.source = DeviceArray<std::uint16_t>(source);
+  m.constant = DeviceArray<float>(floats(t.key_constant));
+  m.unit = DeviceArray<float>(t.value_unit);
+  m.signs = DeviceArray<float>(floats(t.value_signs));
+  m.view.query = m.query.data();
+  m.view.slot_source = m.source.data();
+  m.view.key_constant = m.constant.data();
+  m.view.value_unit = m.unit.data();
+  m.view.value_signs = m.signs.data();
+  if (!t.theta.empty()) m.add_means(t);
+}
+
+LayerTables::~LayerTables() = default;
+const LayerView& LayerTables::view() const { return impl_->view; }
+
+}  // namespace oscar::cuda

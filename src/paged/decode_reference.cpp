@@ -1,0 +1,134 @@
+#include "oscar/paged/decode_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "oscar/base/half.h"
+#include "oscar/method/rotation.h"
+
+namespace oscar::paged {
+namespace {
+
+std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
+
+double gain_of(std::uint8_t n) { return n == 0 ? 0.0 : std::exp2((static_cast<double>(n) - 128.0) / 16.0); }
+
+double digit(const std::uint8_t* bytes, DigitPlace place) {
+  return static_cast<double>((static_cast<unsigned>(bytes[place.byte]) >> place.shift) & 3U);
+}
+
+// A sequence's keys and values of one KV head, as one query head sees them.
+class Sequence {
+ public:
+  Sequence(const DecodeProblem& problem, int sequence, int head)
+      : p_(problem), t_(*problem.tables), sequence_(sequence), kv_(head / problem.group), dim_(t_.layout.head_dim) {
+    const std::size_t n_head = size_of(t_.layout.n_head_kv * p_.group);
+    const std::uint16_t* row = p_.q + (size_of(sequence) * n_head + size_of(head)) * size_of(dim_);
+    for (int d = 0; d < dim_; ++d) q_.push_back(static_cast<double>(half_to_float(row[d])));
+    std::vector<double> inner(size_of(dim_), 0.0);
+    for (int d = 0; d < dim_; ++d) {
+      for (int i = 0; i < dim_; ++i) inner[size_of(i)] += q_[size_of(d)] * static_cast<double>(t_.query[size_of(kv_)](d, i));
+    }
+    for (const std::uint16_t source : t_.slot_source[size_of(kv_)])
+      slot_query_.push_back(inner[source % 4096U] * static_cast<double>(1U << (2U * (source / 4096U))));
+    for (int d = 0; d < dim_; ++d) constant_ += q_[size_of(d)] * static_cast<double>(t_.key_constant(kv_, d));
+  }
+
+  [[nodiscard]] double coded_logit(int position) const {
+    const int token = position % kPageTokens;
+    const int slots = static_cast<int>(slot_query_.size());
+    const std::uint8_t* keys = head_block(position);
+    double dot = 0;
+    for (int s = 0; s < slots; ++s) dot += slot_query_[size_of(s)] * (digit(keys, key_digit(slots, token, s)) - 1.5);
+    double logit = dot * gain_of(keys[key_bytes(slots) + value_bytes(dim_) + gain_byte(token)]) + constant_;
+    for (std::size_t i = 0; i < t_.theta.size(); ++i) {
+      const double c = std::cos(position * t_.theta[i]);
+      const double s = std::sin(position * t_.theta[i]);
+      const auto first = static_cast<double>(t_.mean_first(kv_, static_cast<Eigen::Index>(i)));
+      const auto second = static_cast<double>(t_.mean_second(kv_, static_cast<Eigen::Index>(i)));
+      logit += q_[t_.pair_first[i]] * (first * c - second * s) + q_[t_.pair_second[i]] * (first * s + second * c);
+    }
+    return p_.scale * logit;
+  }
+  [[nodiscard]] double exact_logit(int position) const {
+    double dot = 0;
+    for (int d = 0; d < dim_; ++d) dot += q_[size_of(d)] * exact_value(position, 0, d);
+    return p_.scale * dot;
+  }
+  // out += weight * v, coded rows in the inner basis.
+  void add_coded(int position, double weight, std::vector<double>& out) const {
+    const int token = position % kPageTokens;
+    const std::uint8_t* values = head_block(position) + key_bytes(static_cast<int>(slot_query_.size()));
+    weight *=
+        gain_of(values[value_bytes(dim_) + kPageTokens + gain_byte(token)]) * static_cast<double>(t_.value_unit[size_of(kv_)]);
+    for (int d = 0; d < dim_; ++d) out[size_of(d)] += weight * (digit(values, value_digit(dim_, token, d)) - 1.5);
+  }
+  void add_exact(int position, double weight, std::vector<double>& out) const {
+    for (int d = 0; d < dim_; ++d) out[size_of(d)] += weight * exact_value(position, 1, d);
+  }
+
+ private:
+  [[nodiscard]] const std::uint8_t* head_block(int position) const {
+    const std::int32_t page = p_.page_table[sequence_ * static_cast<std::ptrdiff_t>(p_.page_columns) + position / kPageTokens];
+    return p_.pages + size_of(page) * t_.layout.page_bytes + t_.layout.head_offset[size_of(kv_)];
+  }
+  [[nodiscard]] double exact_value(int position, int which, int d) const {
+    const int columns = p_.sink / kBlockTokens + p_.ring;
+    const std::int32_t block =
+        p_.block_table[sequence_ * static_cast<std::ptrdiff_t>(columns) + block_column(position, p_.sink, p_.ring)];
+    const std::size_t head = size_of(block) * size_of(t_.layout.n_head_kv) + size_of(kv_);
+    const std::size_t start = (2 * head + size_of(which)) * size_of(kBlockTokens * dim_);
+    return static_cast<double>(half_to_float(p_.blocks[start + exact_index(dim_, position % kBlockTokens, d)]));
+  }
+
+  const DecodeProblem& p_;
+  const SpectralTables& t_;
+  int sequence_, kv_, dim_;
+  std::vector<double> q_, slot_query_;
+  double constant_ = 0;
+};
+
+}  // namespace
+
+DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head) {
+  const int dim = problem.tables->layout.head_dim;
+  const int n = problem.lengths[sequence];
+  const Tiers tiers = tiers_of(n, problem.sink, problem.recent);
+  const Sequence rows(problem, sequence, head);
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto is_coded = [&](int t) { return t >= tiers.sink_end && t < tiers.recent_begin; };
+
+  std::vector<double> logits;
+  logits.reserve(size_of(n));
+  for (int t = 0; t < n; ++t) logits.push_back(is_coded(t) ? rows.coded_logit(t) : rows.exact_logit(t));
+  const double sink = problem.sinks != nullptr ? static_cast<double>(problem.sinks[head]) : -infinity;
+  double max = sink;
+  for (const double x : logits) max = std::max(max, x);
+  DecodeRow row{std::vector<double>(size_of(dim), 0.0), -infinity};
+  if (max == -infinity) return row;
+
+  std::vector<double> coded(size_of(dim), 0.0);
+  double sum = std::exp(sink - max);
+  for (int t = 0; t < n; ++t) {
+    const double p = std::exp(logits[size_of(t)] - max);
+    sum += p;
+    if (is_coded(t)) {
+      rows.add_coded(t, p, coded);
+    } else {
+      rows.add_exact(t, p, row.out);
+    }
+  }
+  const int kv = head / problem.group;
+  const MatrixD h = hadamard(dim);
+  for (int d = 0; d < dim; ++d) {
+    double turned = 0;
+    for (int i = 0; i < dim; ++i) turned += h(d, i) * coded[size_of(i)];
+    row.out[size_of(d)] += turned * static_cast<double>(problem.tables->value_signs(kv, d));
+    row.out[size_of(d)] /= sum;
+  }
+  row.lse = max + std::log(sum);
+  return row;
+}
+
+}  // namespace oscar::paged

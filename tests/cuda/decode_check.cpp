@@ -1,0 +1,263 @@
+// Compares the device's decode attention with the double-precision reference on sizes that are awkward on purpose. Needs a GPU,
+// so it is a program of its own and no test of ctest. usage: decode_check [--quick]      --quick: small cases only (for
+// compute-sanitizer)
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <string_view>
+#include <thread>
+
+#include "cuda/runtime.h"
+#include "oscar/cuda/decode.h"
+#include "paged_world.h"
+
+namespace {
+
+using namespace oscar;
+using cuda::check;
+using cuda::DeviceArray;
+using test::PagedWorld;
+using test::WorldShape;
+
+// Bounded from both sides: an error of exactly nothing would mean that the reference compares with itself.
+constexpr double kMostError = 1e-3;
+constexpr double kLeastError = 1e-7;
+constexpr double kMostLse = 1e-2;  // nats; a logit's error is 2^-12 of the largest weights of its query
+
+struct Case {
+  const char* name;
+  int dim;
+  std::vector<int> slots;
+  double mean;
+  WorldShape shape;
+  std::size_t far_bytes = 0;  // pages are moved so far into the pool
+};
+
+class OnDevice {
+ public:
+  OnDevice(const PagedWorld& world, std::size_t far_bytes)
+      : tables_(world.tables()),
+        q_(world.q),
+        blocks_(world.blocks),
+        lengths_(world.shape().lengths),
+        block_table_(world.block_table),
+        sinks_(world.sinks) {
+    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const auto first = static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
+    pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
+    check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
+                     cudaMemcpyHostToDevice),
+          "cudaMemcpy");
+    std::vector<std::int32_t> table = world.page_table;
+    for (std::int32_t& x : table) x = x < 0 ? x : x + first;
+    page_table_ = DeviceArray<std::int32_t>(table);
+    const auto batch = static_cast<int>(world.shape().lengths.size());
+    const std::size_t rows = world.q.size() / test::size_of(world.tables().layout.head_dim);
+    out_ = DeviceArray<std::uint16_t>(world.q.size());
+    lse_ = DeviceArray<float>(rows);
+    workspace_ = DeviceArray<std::uint8_t>(cuda::decode_workspace_bytes(tables_.view(), batch, world.shape().group));
+    args_.layer = &tables_.view();
+    args_.batch = batch;
+    args_.group = world.shape().group;
+    args_.sink = world.shape().sink;
+    args_.recent = world.shape().recent;
+    args_.scale = world.scale();
+    args_.q = q_.data();
+    args_.lengths = lengths_.data();
+    args_.pages = pages_.data();
+    args_.page_table = page_table_.data();
+    args_.page_columns = world.page_columns;
+    args_.blocks = blocks_.data();
+    args_.block_table = block_table_.data();
+    args_.ring = world.ring;
+    args_.sinks = world.sinks.empty() ? nullptr : sinks_.data();
+    args_.out = out_.data();
+    args_.lse = lse_.data();
+    args_.workspace = workspace_.data();
+    args_.workspace_bytes = workspace_.size();
+  }
+
+  // Output and workspace are poisoned first.
+  void run(cudaStream_t stream = nullptr) {
+    check(cudaMemsetAsync(out_.data(), 0xFF, out_.size() * 2, stream), "cudaMemset");
+    check(cudaMemsetAsync(lse_.data(), 0xFF, lse_.size() * 4, stream), "cudaMemset");
+    check(cudaMemsetAsync(workspace_.data(), 0xFF, workspace_.size(), stream), "cudaMemset");
+    cuda::decode(args_, stream);
+  }
+  void set_lengths(const std::vector<std::int32_t>& lengths) { lengths_.upload(lengths); }
+  [[nodiscard]] std::vector<std::uint16_t> out() const { return out_.download(); }
+  [[nodiscard]] std::vector<float> lse() const { return lse_.download(); }
+
+ private:
+  cuda::LayerTables tables_;
+  DeviceArray<std::uint16_t> q_, blocks_, out_;
+  DeviceArray<std::int32_t> lengths_, page_table_, block_table_;
+  DeviceArray<std::uint8_t> pages_, workspace_;
+  DeviceArray<float> sinks_, lse_;
+  cuda::DecodeArgs args_;
+};
+
+struct Errors {
+  double all = 0, worst_row = 0, lse = 0;
+  int bad_rows = 0;    // off by more than a hundredth
+  bool wrong = false;  // NaN, or something where nothing must be
+};
+
+Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, const std::vector<float>& lse) {
+  const paged::DecodeProblem problem = world.problem();
+  const int heads = world.tables().layout.n_head_kv * problem.group;
+  const int dim = world.tables().layout.head_dim;
+  std::vector<paged::DecodeRow> rows(test::size_of(problem.batch * heads));
+  std::atomic<int> next = 0;
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < std::max(1U, std::thread::hardware_concurrency()); ++i) {
+    threads.emplace_back([&] {
+      for (int r = next++; r < problem.batch * heads; r = next++)
+        rows[test::size_of(r)] = paged::decode_reference(problem, r / heads, r % heads);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+
+  Errors e;
+  double difference = 0, norm = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    double row_difference = 0, row_norm = 0;
+    for (int d = 0; d < dim; ++d) {
+      const double got = half_to_float(out[r * test::size_of(dim) + test::size_of(d)]);
+      const double want = rows[r].out[test::size_of(d)];
+      row_difference += (got - want) * (got - want);
+      row_norm += want * want;
+    }
+    difference += row_difference;
+    norm += row_norm;
+    if (!std::isfinite(row_difference) || (row_norm == 0 && row_difference != 0)) e.wrong = true;
+    if (!(row_difference <= 1e-4 * row_norm) && ++e.bad_rows <= 4) {
+      std::printf(
+          "  sequence %d (%d tokens), head %d: relative error %.2e, lse %.4f for %.4f, values %.4f %.4f %.4f for %.4f %.4f "
+          "%.4f\n",
+          static_cast<int>(r) / heads, problem.lengths[r / test::size_of(heads)], static_cast<int>(r) % heads,
+          std::sqrt(row_difference / row_norm), lse[r], rows[r].lse, half_to_float(out[r * test::size_of(dim)]),
+          half_to_float(out[r * test::size_of(dim) + 1]), half_to_float(out[(r + 1) * test::size_of(dim) - 1]), rows[r].out[0],
+          rows[r].out[1], rows[r].out.back());
+    }
+    if (row_norm > 0) e.worst_row = std::max(e.worst_row, std::sqrt(row_difference / row_norm));
+    if (std::isfinite(rows[r].lse)) {
+      e.lse = std::max(e.lse, std::abs(static_cast<double>(lse[r]) - rows[r].lse));
+      if (!std::isfinite(lse[r])) e.wrong = true;
+    } else if (lse[r] != -std::numeric_limits<float>::infinity()) {
+      e.wrong = true;
+    }
+  }
+  e.all = norm > 0 ? std::sqrt(difference / norm) : 0;
+  return e;
+}
+
+bool run_case(const Case& c, bool quick) {
+  const paged::SpectralTables tables = test::random_tables(c.dim, c.slots, c.mean, 7);
+  const PagedWorld world(tables, c.shape, 11);
+  OnDevice device(world, c.far_bytes);
+  device.run();
+  check(cudaDeviceSynchronize(), c.name);
+  const std::vector<std::uint16_t> out = device.out();
+  const std::vector<float> lse = device.lse();
+  const Errors e = compare(world, out, lse);
+  bool same = true;
+  for (int i = 0; i < (quick ? 1 : 25) && same; ++i) {
+    device.run();
+    check(cudaDeviceSynchronize(), c.name);
+    const std::vector<float> again = device.lse();
+    same = device.out() == out && std::memcmp(again.data(), lse.data(), lse.size() * 4) == 0;
+  }
+  // A sequence of one token is its value, exactly.
+  const bool rounds = std::any_of(c.shape.lengths.begin(), c.shape.lengths.end(), [](int n) { return n > 1; });
+  const bool good = !e.wrong && e.all <= kMostError && (!rounds || e.all >= kLeastError) && e.lse < kMostLse && same;
+  std::printf("%-34s L2 %.2e  worst row %.2e  lse %.1e  repeats %s  %s\n", c.name, e.all, e.worst_row, e.lse,
+              same ? "equal" : "DIFFER", good ? "ok" : "FAILED");
+  std::fflush(stdout);
+  return good;
+}
+
+// One graph, captured once, replayed while sequences grow.
+bool run_graph() {
+  const paged::SpectralTables tables = test::random_tables(128, {128, 128}, 1.0, 7);
+  bool good = true;
+  WorldShape shape;
+  shape.capacity = 3000;
+  shape.lengths = {0, 0, 0};
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  for (const std::vector<std::int32_t>& lengths :
+       {std::vector<std::int32_t>{5, 700, 0}, std::vector<std::int32_t>{6, 3000, 321}}) {
+    shape.lengths = lengths;
+    const PagedWorld world(tables, shape, 5);
+    OnDevice device(world, 0);
+    device.set_lengths({0, 0, 0});  // what holds while capturing does not matter
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    device.run(stream);
+    check(cudaStreamEndCapture(stream, &graph), "capture");
+    check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+    device.set_lengths(lengths);
+    check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    check(cudaStreamSynchronize(stream), "a graph");
+    const Errors e = compare(world, device.out(), device.lse());
+    good = good && !e.wrong && e.all < kMostError && e.all > kLeastError;
+    check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  std::printf("%-34s %s\n", "graph replayed with other lengths", good ? "ok" : "FAILED");
+  return good;
+}
+
+std::vector<Case> cases(bool quick) {
+  const std::vector<int> eight = {128, 128, 128, 128, 128, 128, 128, 128};
+  const std::vector<int> uneven = {32, 240, 144, 96};
+  std::vector<Case> list;
+  const auto add = [&](const char* name, int dim, std::vector<int> slots, double mean, WorldShape shape, std::size_t far = 0) {
+    list.push_back({name, dim, std::move(slots), mean, std::move(shape), far});
+  };
+  add("D 128, one token", 128, {128}, 0, {4, 64, 256, {1}});
+  add("D 128, coded from token 2 on", 128, {128, 96}, 0, {4, 0, 1, {700}});
+  add("D 128, window borders", 128, {128, 80}, 1, {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 383, 384, 385}});
+  add("D 64, uneven heads, mean", 64, {16, 112, 64}, 1, {3, 16, 40, {700, 0, 97, 1000}});
+  add("D 256, group 2", 256, {256, 208}, 1, {2, 64, 256, {900, 64}});
+  add("D 128, group 8, mean, sink logits", 128, uneven, 1, {8, 64, 256, {0, 650, 333, 1}, 0, true});
+  if (quick) return list;
+  add("D 128, batch 17, ragged", 128, eight, 1,
+      {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
+  add("D 128, batch 17, no mean", 128, eight, 0,
+      {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
+  add("D 128, 30001 tokens, uneven heads", 128, uneven, 1, {4, 64, 256, {30001}});
+  add("D 128, large mean", 128, {128, 128}, 10, {4, 64, 256, {9000, 5000}});
+  add("D 128, group 1", 128, {128, 112}, 1, {1, 64, 256, {5000, 3}});
+  add("D 128, group 6, sink logits", 128, {128, 112}, 1, {6, 64, 256, {5000, 3, 0}, 0, true});
+  add("D 128, group 7, no mean", 128, {112, 128}, 0, {7, 4 * 16, 256, {5000, 300}});
+  add("D 128, group 12", 128, {128, 112}, 1, {12, 64, 256, {5000, 3}});
+  add("D 128, group 16, no mean", 128, {128, 112}, 0, {16, 64, 256, {2000, 3}});
+  add("D 64, batch 40, short", 64, {64, 48}, 1, {4, 64, 256, std::vector<std::int32_t>(40, 600)});
+  add("D 64, group 7", 64, {64, 48}, 0, {7, 64, 256, {20000}});
+  add("D 256, group 8, mean", 256, {256, 304}, 1, {8, 64, 256, {6000, 401}});
+  add("all empty", 128, {128}, 1, {4, 64, 256, {0, 0}});
+  add("pages past 2^32 bytes", 128, eight, 0, {4, 64, 256, {3000, 2000}}, 5'000'000'000);
+  return list;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+  int failed = 0;
+  try {
+    for (const Case& c : cases(quick)) failed += static_cast<int>(!run_case(c, quick));
+    failed += static_cast<int>(!run_graph());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "decode_check: error: %s\n", e.what());
+    return 1;
+  }
+  std::printf("%s\n", failed == 0 ? "all cases agree with the reference" : "SOME CASES FAILED");
+  return failed == 0 ? 0 : 1;
+}

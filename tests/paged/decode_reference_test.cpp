@@ -1,0 +1,143 @@
+// The reference on pages against the reference on the two-tier cache: the same rows, stored once as cells and once as pages.
+#include "oscar/paged/decode_reference.h"
+
+#include <limits>
+
+#include "oscar/attention/attention.h"
+#include "oscar/base/half.h"
+#include "spectral_layer.h"
+
+namespace oscar::paged {
+namespace {
+
+using test::size_of;
+
+TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
+  const int heads = 2;
+  const int group = 3;
+  const int dim = 64;
+  const int capacity = 200;
+  const int sink = 16;
+  const int recent = 40;
+  const test::SpectralLayer config = test::spectral_layer(heads, dim, 21);
+  const SpectralTables tables = spectral_tables(config.keys, config.values);
+  LayerSpec spec;
+  spec.n_head_kv = heads;
+  spec.k_dim = spec.v_dim = dim;
+  spec.rope = config.keys.rope;
+  spec.k = make_spectral_key_codec(config.keys);
+  spec.v = make_spectral_value_codec(config.values);
+
+  std::mt19937 rng(4);
+  std::normal_distribution<float> normal;
+  const int ring = ring_blocks(recent);
+  const int columns = sink / kBlockTokens + ring;
+  const int page_columns = (capacity + kPageTokens - 1) / kPageTokens;
+  for (const std::int32_t n : {1, 15, 16, 17, 56, 57, 58, 64, 65, 121, 200}) {
+    KvCache cache(capacity, {sink, recent, 0}, {spec});
+    std::vector<std::int32_t> page_table(size_of(page_columns), -1);
+    std::vector<std::int32_t> block_table(size_of(columns), -1);
+    std::vector<std::uint8_t> pages(size_of(page_columns + 1) * tables.layout.page_bytes, 0xFF);
+    std::vector<std::uint16_t> blocks(size_of((columns + 1) * heads) * exact_head_values(dim), 0x7E00);
+    for (int i = 0; i * kPageTokens < n; ++i) page_table[size_of(i)] = page_columns - i;  // backwards, and page 0 unused
+    for (std::int32_t t = 0; t < n; ++t) {
+      std::vector<float> k(size_of(heads * dim));
+      std::vector<float> v(size_of(heads * dim));
+      for (float& x : k) x = normal(rng);
+      for (float& x : v) x = normal(rng);
+      const std::vector<std::int64_t> cell = {t};
+      const std::vector<std::int32_t> position = {t};
+      const std::vector<SeqId> sequence = {0};
+      cache.place(cell, position, sequence);
+      cache.write_k(0, t, k);
+      cache.write_v(0, t, v);
+      std::uint8_t* page = pages.data() + size_of(page_table[size_of(t / kPageTokens)]) * tables.layout.page_bytes;
+      tables.layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t % kPageTokens,
+                               {page, tables.layout.page_bytes});
+      const int column = block_column(t, sink, ring);
+      block_table[size_of(column)] = columns - column;
+      for (int h = 0; h < heads; ++h) {
+        std::uint16_t* head = blocks.data() + size_of((columns - column) * heads + h) * exact_head_values(dim);
+        for (int d = 0; d < dim; ++d) {
+          const std::uint32_t at = exact_index(dim, t % kBlockTokens, d);
+          head[at] = cache.exact(0, true, t)[size_of(h * dim + d)];
+          head[size_of(kBlockTokens * dim) + at] = cache.exact(0, false, t)[size_of(h * dim + d)];
+        }
+      }
+    }
+
+    const int n_head = heads * group;
+    std::vector<std::uint16_t> q(size_of(n_head * dim));
+    std::vector<float> q_float(q.size());
+    std::vector<float> sinks(size_of(n_head));
+    for (std::size_t i = 0; i < q.size(); ++i) {
+      q[i] = float_to_half(normal(rng));
+      q_float[i] = half_to_float(q[i]);
+    }
+    for (float& s : sinks) s = normal(rng);
+    std::vector<float> want(q.size());
+    AttentionArgs args;
+    args.cache = &cache;
+    args.n_kv = capacity;
+    args.n_head = n_head;
+    args.n_tokens = 1;
+    const std::int32_t last = n - 1;
+    args.positions = &last;
+    args.q = q_float.data();
+    args.q_head_stride = args.out_head_stride = dim;
+    args.out = want.data();
+    args.scale = 0.125F;
+    args.sinks = sinks.data();
+    attention_reference(args);
+
+    DecodeProblem problem;
+    problem.tables = &tables;
+    problem.batch = 1;
+    problem.group = group;
+    problem.sink = sink;
+    problem.recent = recent;
+    problem.scale = 0.125F;
+    problem.q = q.data();
+    problem.lengths = &n;
+    problem.pages = pages.data();
+    problem.page_table = page_table.data();
+    problem.page_columns = page_columns;
+    problem.blocks = blocks.data();
+    problem.block_table = block_table.data();
+    problem.ring = ring;
+    problem.sinks = sinks.data();
+    double difference = 0;
+    double norm = 0;
+    for (int h = 0; h < n_head; ++h) {
+      const DecodeRow row = decode_reference(problem, 0, h);
+      for (int d = 0; d < dim; ++d) {
+        const double w = want[size_of(h * dim + d)];
+        difference += std::pow(row.out[size_of(d)] - w, 2);
+        norm += w * w;
+      }
+    }
+    // The cache's reference decodes rows to binary32 and back through T^-1; both sides of the bound say that it really was
+    // compared.
+    const double error = std::sqrt(difference / norm);
+    EXPECT_LT(error, 2e-5) << n << " tokens";
+    EXPECT_GT(error, 1e-9) << n << " tokens";
+  }
+}
+
+TEST(DecodeReference, NothingVisibleGivesZeros) {
+  const test::SpectralLayer config = test::spectral_layer(1, 64, 2);
+  const SpectralTables tables = spectral_tables(config.keys, config.values);
+  const std::vector<std::uint16_t> q(64, 0x3C00);
+  const std::int32_t n = 0;
+  DecodeProblem problem;
+  problem.tables = &tables;
+  problem.batch = 1;
+  problem.q = q.data();
+  problem.lengths = &n;
+  const DecodeRow row = decode_reference(problem, 0, 0);
+  EXPECT_EQ(row.out, std::vector<double>(64, 0.0));
+  EXPECT_EQ(row.lse, -std::numeric_limits<double>::infinity());
+}
+
+}  // namespace
+}  // namespace oscar::paged
