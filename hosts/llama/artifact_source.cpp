@@ -90,13 +90,16 @@ ArtifactChoice use_beside(const std::filesystem::path& model, std::span<const Ca
   const std::string& fingerprint = describe(model).fingerprint;
   const auto path = find_artifact(model, "", fingerprint);
   if (!path) {
-    return {nullptr, {}, fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT",
-                                     model.string(), model.string())};
+    return {nullptr,
+            {},
+            fmt::format("no artifact for {} was found; make one with `oscar calibrate -m {}` or set OSCAR_ARTIFACT",
+                        model.string(), model.string())};
   }
   auto artifact = std::make_shared<const Artifact>(load_artifact(*path));
   if (artifact->model.fingerprint != fingerprint) {
-    return {nullptr, *path, fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}",
-                                        path->string(), artifact->model.fingerprint, fingerprint)};
+    return {nullptr, *path,
+            fmt::format("the artifact {} was made for another model: its fingerprint is {}, the model's {}", path->string(),
+                        artifact->model.fingerprint, fingerprint)};
   }
   return use(*path, std::move(artifact), layers);
 }
@@ -124,10 +127,10 @@ ArtifactChoice use_given(const std::filesystem::path& path, std::span<const std:
                         fmt::join(names(owners), " and "), path.string())};
   }
   return {nullptr, path,
-          fmt::format("the artifact {} was made for another model than {}: its fingerprint is {}, the model's {}; a second model "
-                      "needs its own artifact beside it (`oscar calibrate -m {}`)",
-                      path.string(), owners.front().string(), wanted, describe(owners.front()).fingerprint,
-                      owners.front().string())};
+          fmt::format(
+              "the artifact {} was made for another model than {}: its fingerprint is {}, the model's {}; a second model "
+              "needs its own artifact beside it (`oscar calibrate -m {}`)",
+              path.string(), owners.front().string(), wanted, describe(owners.front()).fingerprint, owners.front().string())};
 }
 
 }  // namespace
@@ -176,9 +179,9 @@ ArtifactChoice choose_artifact(const Config& config, std::span<const CacheGeomet
 bool all_sliding(std::span<const CacheGeometry> layers) {
   const auto in = [&](const GgufModel& model) {
     return fits(model, layers) && std::all_of(layers.begin(), layers.end(), [&](const CacheGeometry& g) {
-      return std::any_of(model.layers.begin(), model.layers.end(),
-                         [&](const LayerShape& s) { return s.layer == g.layer && s.sliding_window; });
-    });
+             return std::any_of(model.layers.begin(), model.layers.end(),
+                                [&](const LayerShape& s) { return s.layer == g.layer && s.sliding_window; });
+           });
   };
   for (const auto& model : model_files()) {
     try {

@@ -6,7 +6,6 @@
 namespace oscar {
 namespace {
 
-
 bool contains_hadamard(Composition composition) {
   return composition != Composition::plain && composition != Composition::pbr && composition != Composition::br;
 }

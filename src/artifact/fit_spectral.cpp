@@ -12,7 +12,7 @@
 namespace oscar {
 namespace {
 
-constexpr double kNoVariance = 1e-12;     // of the keys' energy: below what binary16 keys can show, above binary64's rounding
+constexpr double kNoVariance = 1e-12;  // of the keys' energy: below what binary16 keys can show, above binary64's rounding
 // Variance that rounding to binary16 leaves in a value, relative to its square: uniform within half a unit of the last of 11
 // bits.
 constexpr double kHalfRounding = 1.0 / (3.0 * (1 << 22));

@@ -616,8 +616,7 @@ TEST(FitSpectral, TextThatHardlyVariesIsNoGo) {
   FitReport report;
   fit(model_of(a, heads), options, &report);
   EXPECT_FALSE(report.go);
-  EXPECT_EQ(report.verdict,
-            "no-go: the values of layer 5 head 1 vary in 31 of 64 directions: calibrate on more varied text");
+  EXPECT_EQ(report.verdict, "no-go: the values of layer 5 head 1 vary in 31 of 64 directions: calibrate on more varied text");
 }
 
 // Head sizes that the format cannot hold must not take int2 away.

@@ -414,10 +414,11 @@ class Calibration {
     constexpr std::int64_t kWarmUp = CollectorConfig().warmup_tokens;
     const std::int64_t sequences = (target + context.n_ctx() - 1) / context.n_ctx();
     if (const std::int64_t counted = target - sequences * kWarmUp; counted < options_.token_floor) {
-      fail("{} tokens are to be read, of which {} count (not the first {} of a sequence), and the floor is {}: {} (or "
-           "--token-floor)",
-           target, counted, kWarmUp, options_.token_floor,
-           available < options_.tokens ? "use longer or more texts" : "raise -n");
+      fail(
+          "{} tokens are to be read, of which {} count (not the first {} of a sequence), and the floor is {}: {} (or "
+          "--token-floor)",
+          target, counted, kWarmUp, options_.token_floor,
+          available < options_.tokens ? "use longer or more texts" : "raise -n");
     }
     if (available < options_.tokens)
       fmt::print(stderr, "oscar: warning: the texts give {} tokens of the {} wanted\n", available, options_.tokens);

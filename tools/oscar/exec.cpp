@@ -75,9 +75,11 @@ HostArguments read_arguments(const std::vector<std::string>& args) {
   for (const char* off : {"off", "0", "false", "disabled"}) {
     const std::string& value = host.flash_attention;
     if (value == off || value.find(std::string(off) + ",") == 0 || value.find("," + std::string(off)) != std::string::npos) {
-      fail("-fa {} (or LLAMA_ARG_FLASH_ATTN) cannot work with OSCAR, which serves llama.cpp's flash-attention operation: use -fa on "
-           "(or drop it)",
-           value);
+      fail(
+          "-fa {} (or LLAMA_ARG_FLASH_ATTN) cannot work with OSCAR, which serves llama.cpp's flash-attention operation: use "
+          "-fa on "
+          "(or drop it)",
+          value);
     }
   }
   return host;
@@ -320,8 +322,10 @@ void add_exec(CommandLine& line) {
       "says how many "
       "operations were served and what the cache takes.");
   command.text(
-      "A second model in the program (a draft, -md) needs an artifact of its own beside it. States and slots that OSCAR saved hold "
-      "2-bit rows: they load under the same artifact and rates only, and a program without OSCAR cannot tell that it cannot read "
+      "A second model in the program (a draft, -md) needs an artifact of its own beside it. States and slots that OSCAR saved "
+      "hold "
+      "2-bit rows: they load under the same artifact and rates only, and a program without OSCAR cannot tell that it cannot "
+      "read "
       "them.");
   add_settings(command, options->settings, true);
   command.flag("--no-strict", options->no_strict,

@@ -21,7 +21,8 @@ int run_merge(const MergeOptions& options) {
   check_writable(options.output);
   std::set<std::string> digests;
   for (const std::string& input : options.inputs) {
-    if (!digests.insert(sha256_file(input)).second) fail("{} is named twice (or a copy of it): its tokens would count double", input);
+    if (!digests.insert(sha256_file(input)).second)
+      fail("{} is named twice (or a copy of it): its tokens would count double", input);
   }
   ModelMoments sum = load_moments(options.inputs[0]);
   for (std::size_t i = 1; i < options.inputs.size(); ++i) merge(sum, load_moments(options.inputs[i]));
