@@ -403,6 +403,7 @@ std::vector<float> ImportanceCollector::gather(int kv_head, std::int64_t begin, 
   double mean = 0;
   for (const double w : weight) mean += w / static_cast<double>(weight.size());
   std::vector<float> t;
+  t.reserve(weight.size());
   for (const double w : weight) t.push_back(mean > 0 ? static_cast<float>(0.5 * w / mean + 0.5) : 1.0F);
   return t;
 }
@@ -433,6 +434,7 @@ void ImportanceCollector::end_sequence() {
   const std::int64_t begin = config_.sink;
   const std::int64_t end = running_.front().tokens - config_.recent;  // keys that some query reads as codes
   std::vector<std::vector<float>> weights;
+  weights.reserve(static_cast<std::size_t>(shape_.n_head_kv));
   for (int h = 0; h < shape_.n_head_kv; ++h) weights.push_back(gather(h, begin, end));
   constexpr std::int64_t kRows = 128;
   const int copies = rope_.theta().empty() ? 1 : 2;

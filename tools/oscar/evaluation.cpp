@@ -218,6 +218,7 @@ class Evaluation {
   [[nodiscard]] std::string rendered(const std::vector<ChatTurn>& turns, bool assistant) const {
     if (model_->has_chat_template()) {
       std::vector<Model::Turn> copy;
+      copy.reserve(turns.size());
       for (const ChatTurn& turn : turns) copy.push_back({turn.role, turn.content});
       return model_->apply_template(copy, assistant);
     }

@@ -186,6 +186,7 @@ Question choice(const std::string& text, const std::vector<std::string>& words, 
   Question question;
   question.right = right;
   std::vector<Tokens> whole;
+  whole.reserve(words.size());
   for (const std::string& word : words) whole.push_back(tokenize(fmt::format("{}{}\"", text, word)));
   std::size_t shared = whole[0].size();
   for (const Tokens& other : whole) shared = std::min(shared, common_prefix(whole[0], other));
