@@ -85,12 +85,16 @@ class Model(unittest.TestCase):
         self.assertEqual(resumed["tokens"], 1300)
         self.assertLess(resumed["run_tokens"], 1000)
         self.assertEqual(resumed["heads"], self.calibrated["heads"])  # every error and threshold, bit for bit
+        done = self.calibrate("-o", output, "--resume", moments, "--format", "json")
+        self.assertIn("nothing is left to read", done.stderr)
+        fitted = json.loads(done.stdout)
+        self.assertEqual((fitted["run_tokens"], fitted["heads"]), (0, self.calibrated["heads"]))
 
     def test_b5_sequences_too_short_for_codes_are_refused(self):
         done = oscar("calibrate", "-m", MODEL, "-f", CALIBRATION, "-c", "256", "-n", "1100", "-o", self.folder / "short.oscar.safetensors",
                      timeout=600)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("use longer sequences (-c)", done.stderr)
+        self.assertIn("-c 256 is too short", done.stderr)
 
     def test_b5_degenerate_text_is_warned_about_and_never_nan(self):
         text, output = self.folder / "again.txt", self.folder / "again.oscar.safetensors"
@@ -102,12 +106,14 @@ class Model(unittest.TestCase):
         self.assertTrue(json.loads(oscar("inspect", output, "-o", "json").stdout)["sound"])
 
     def test_merge_and_refit(self):
-        doubled = self.folder / "doubled.moments.safetensors"
-        done = oscar("merge", self.moments, self.moments, "-o", doubled)
+        done = oscar("calibrate", "-m", MODEL, "-f", TEXT, *SIZE, "-o", self.folder / "other.oscar.safetensors", timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        both = self.folder / "both.moments.safetensors"
+        done = oscar("merge", self.moments, self.folder / "other.moments.safetensors", "-o", both)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("2600 tokens", done.stdout)
         output = self.folder / "layer.oscar.safetensors"
-        done = oscar("calibrate", "--from-moments", doubled, "-o", output, "--codec", "int2", "--rotation", "layer", "--k-mean", "none",
+        done = oscar("calibrate", "--from-moments", both, "-o", output, "--codec", "int2", "--rotation", "layer", "--k-mean", "none",
                      "--clip-k", "0.9", "--format", "json")
         self.assertEqual(done.returncode, 0, done.stderr)
         fitted = json.loads(done.stdout)
