@@ -113,8 +113,11 @@ ArtifactChoice use_given(const std::filesystem::path& path, std::span<const std:
   for (const auto& model : models) {
     if (fits(describe(model), layers)) owners.push_back(model);
   }
-  if (owners.empty()) owners.assign(models.begin(), models.end());
   const auto is_made_for = [&](const auto& model) { return describe(model).fingerprint == wanted; };
+  if (owners.empty()) {  // no model explains the cache: what does not fit is said of the artifact, if it is one of theirs
+    if (std::any_of(models.begin(), models.end(), is_made_for)) return use(path, std::move(artifact), layers);
+    owners.assign(models.begin(), models.end());
+  }
   if (std::all_of(owners.begin(), owners.end(), is_made_for)) return use(path, std::move(artifact), layers);
   if (owners.size() == 1 && models.size() > 1) {  // a second model may have an artifact of its own
     ArtifactChoice choice = use_beside(owners.front(), layers);
