@@ -4,7 +4,7 @@ MODEL ?= smollm2
 help:
 	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
 	@echo 'make eval [MODEL=...] [QUICK=1|FULL=1]                  set everything up, then measure what each codec costs in quality'
-	@echo 'make table                                             the same in full for all models: the table of the README (a night)'
+	@echo 'make table                                             the same in full, on F16 weights, for all models, as one table'
 	@echo 'make zoo [MODEL=...]                                    set everything up, then make the artifacts and cards of docs/zoo again'
 	@echo 'make test                                              set everything up, then run all tests'
 	@echo 'make build                                             build the library, the plug-in and the oscar command'

@@ -3,8 +3,8 @@
 
 usage: eval.py [MODEL] [quick|full] [OPTION...]   after scripts/setup and scripts/build; options go to `oscar eval`
 
-(nothing)  every method, 2 sequences of 4096 tokens, retrieval and continuations          build/eval-MODEL.json
-quick      our codecs and published OSCAR, 1 sequence of 4096 tokens, retrieval           build/eval-MODEL.json
+(nothing)  every method, 2 sequences of 4096 tokens, all tasks                            build/eval-MODEL.json
+quick      our codecs and published OSCAR, 1 sequence of 4096 tokens, most tasks          build/eval-MODEL.json
 full       our codecs and published OSCAR, 4 sequences of 8192 tokens, half prose and half code, on an F16 re-encoding of the
            same weights, so that 8-bit activations do not hide what is measured           build/eval-MODEL-f16.json
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Prints the headline table of README.md: KL of our codecs and of published OSCAR from the exact cache, on F16 weights.
+"""Prints a table: KL of our codecs and of published OSCAR from the exact cache, on F16 weights, 4 sequences of 8192 tokens.
 
-usage: quality_table.py [MODEL...]     measures (`make eval FULL=1 MODEL=...` each; hours on 2 cores) and prints
-       quality_table.py FILE.json...   prints what `oscar eval -o json` measured before, such as bench/results/eval-*-f16.json
+usage: quality_table.py [MODEL...]     measures (`make eval FULL=1 MODEL=...` each, see scripts/eval.py) and prints
+       quality_table.py FILE.json...   prints what `oscar eval -o json` measured before, build/eval-*-f16.json
 """
 import json
 import sys
@@ -15,8 +15,11 @@ NAMES = {"spectral-2": "**OSCAR, 2 bits**", "spectral-3": "**OSCAR, 3 bits**", "
 
 
 def rows(result):
-    stem = result["model"].removesuffix(".gguf").removesuffix("-f16")
-    title = PINS["models"][stem]["title"].rsplit(" ", 1)[0] if stem in MODELS else stem
+    stem = result["model"].removesuffix(".gguf")
+    model = stem.removesuffix("-f16")
+    title = PINS["models"][model]["title"] if model in MODELS else stem
+    if model != stem:
+        title = title.rsplit(" ", 1)[0] + " F16"
     for row in result["rows"]:
         if row["depth"] != "all" or row["method"] not in NAMES:
             continue
@@ -34,7 +37,7 @@ def run_main():
             from eval import evaluate
             _, word = evaluate(word, "full")
         results.append(json.loads(Path(word).read_text()))
-    print("| model, F16 weights | cache | bits | KL mean | KL 99 % | same top token | perplexity | sequences |\n|---|---|---|---|---|---|---|---|")
+    print("| model | cache | bits | KL mean | KL 99 % | same top token | perplexity | sequences |\n|---|---|---|---|---|---|---|---|")
     for result in results:
         for row in rows(result):
             print(row)
