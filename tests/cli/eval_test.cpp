@@ -12,6 +12,7 @@
 #include "result_store.h"
 #include "retrieval.h"
 #include "statistics.h"
+#include "vocabulary.h"
 
 namespace oscar::cli {
 namespace {
@@ -177,7 +178,7 @@ TEST(Report, ToolsCountChoicesAndAnswers) {
 }
 
 // One token per word and separator, so that positions can be read off; the vocabulary grows as words are seen.
-class Words {
+class Words : public Vocabulary {
  public:
   Tokens operator()(const std::string& text) {
     Tokens out;
@@ -185,22 +186,11 @@ class Words {
       std::size_t end = text.find_first_of(" \n.:,", begin + 1);
       end = std::min(end, text.size());
       const std::string word = text.substr(begin, end - begin);
-      if (const auto [at, added] = ids_.try_emplace(word, static_cast<std::int32_t>(words_.size())); added)
-        words_.push_back(word);
-      out.push_back(ids_[word]);
+      out.push_back(id(word));
       begin = end;
     }
     return out;
   }
-  [[nodiscard]] std::string text(const Tokens& tokens) const {
-    std::string out;
-    for (const std::int32_t token : tokens) out += words_[static_cast<std::size_t>(token)];
-    return out;
-  }
-
- private:
-  std::map<std::string, std::int32_t> ids_;
-  std::vector<std::string> words_;
 };
 
 DocumentPlan plan_of(int tokens) {

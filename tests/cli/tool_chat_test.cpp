@@ -9,12 +9,13 @@
 #include <set>
 
 #include "oscar/base/error.h"
+#include "vocabulary.h"
 
 namespace oscar::cli {
 namespace {
 
 // Runs of letters are tokens, everything else is one token a character; `pieces` of three letters make words of several tokens.
-class Letters {
+class Letters : public Vocabulary {
  public:
   explicit Letters(std::size_t longest) : longest_(longest) {}
   Tokens operator()(const std::string& text) {
@@ -24,23 +25,14 @@ class Letters {
       const auto letter = [&](std::size_t i) { return std::isalpha(static_cast<unsigned char>(text[i])) != 0; };
       while (letter(begin) && end < text.size() && letter(end) && end - begin < longest_) ++end;
       const std::string word = text.substr(begin, end - begin);
-      if (const auto [at, added] = ids_.try_emplace(word, static_cast<std::int32_t>(words_.size())); added)
-        words_.push_back(word);
-      out.push_back(ids_[word]);
+      out.push_back(id(word));
       begin = end;
     }
-    return out;
-  }
-  [[nodiscard]] std::string text(const Tokens& tokens) const {
-    std::string out;
-    for (const std::int32_t token : tokens) out += words_[static_cast<std::size_t>(token)];
     return out;
   }
 
  private:
   std::size_t longest_;
-  std::map<std::string, std::int32_t> ids_;
-  std::vector<std::string> words_;
 };
 
 std::string render(const std::vector<ChatTurn>& turns, bool assistant) {
