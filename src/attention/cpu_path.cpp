@@ -13,19 +13,35 @@ namespace oscar {
 namespace attention {
 namespace {
 
-bool avx2_usable() {
 #if defined(__x86_64__)
+bool avx2_usable() {
   unsigned a = 0, b = 0, features = 0, d = 0;  // F16C by hand: clang 14 has no name for it
   const bool has_f16c = __get_cpuid(1, &a, &b, &features, &d) != 0 && (features & bit_F16C) != 0;
-  return avx2_kernels() != nullptr && has_f16c && __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-#else
-  return false;
-#endif
+  return has_f16c && __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
 }
+
+bool avxvnni_usable() {  // GCC 12 and clang 14 have no name for it
+  unsigned features = 0, b = 0, c = 0, d = 0;
+  return avx2_usable() && __get_cpuid_count(7, 1, &features, &b, &c, &d) != 0 && (features & (1U << 4)) != 0;
+}
+
+bool avx512_usable() {
+  return avx2_usable() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
+         __builtin_cpu_supports("avx512vnni") != 0;
+}
+#endif
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> tables;
-  if (avx2_usable()) tables.push_back(avx2_kernels());
+#if defined(__x86_64__)
+  const auto offer = [&](const Kernels* table, bool usable) {
+    if (table != nullptr && usable) tables.push_back(table);
+  };
+  offer(avx512_kernels(), avx512_usable());
+  offer(avxvnni_kernels(), avxvnni_usable());
+  offer(avx2_kernels(), avx2_usable());
+#endif
   tables.push_back(&scalar_kernels());
   return tables;
 }

@@ -220,7 +220,7 @@ class ImportanceCollector::BlockPass {
           float* row = out + std::ptrdiff_t{t} * kTile;
           const auto visible = std::clamp<std::int64_t>(block_.first + t + 1 - begin, 0, kTile);
           const float* bias = visible == kTile ? nullptr : kFuture.data() + kTile - visible;
-          const float highest = kernels_.logits(row, bias, 1.0F, 0.0F, block_.softcap);
+          const float highest = kernels_.logits(row, bias, 1.0F, block_.softcap);
           float& max = rows.max[size_of(t)];
           const float higher = std::max(max, highest);
           rows.tile_max[size_of(tile * n_ + t)] = higher;

@@ -1,11 +1,13 @@
 // AttentionJob: cuts an operation into pieces and hands them out.
 //
-// Piece = (KV head, block of query tokens, split of the context). The cut depends on the operation only, never on threads.
+// Piece = (KV head or all of them, block of query tokens, split of the context). The cut depends on the operation only, never on threads.
 // Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the job and the
 // thread that finishes a block's last split merges them in split order.
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 
 #include "attention/block.h"
 #include "oscar/attention/attention.h"
@@ -18,9 +20,19 @@ using namespace attention;
 
 constexpr int kBlockRows = 128;  // query rows of a block: enough to share a decoded tile, small enough for L2
 constexpr int kBlockTokens = 64;
+constexpr int kSharedRows = 64;            // up to here one piece does all KV heads: their rows lie in the same cache lines
 constexpr std::int64_t kSplitCells = 512;  // at least this many cells per split
-constexpr std::int64_t kMaxSplits = 32;    // bounds scratch: splits grow with the context instead
+constexpr std::int64_t kMaxSplits = 64;    // bounds scratch: splits grow with the context instead
 constexpr std::int64_t kPieces = 64;       // no splitting beyond this many pieces
+
+// OSCAR_ARITHMETIC=float decodes every code, for comparisons; else integer where the codec allows it.
+bool integers_wanted() {
+  const char* word = std::getenv("OSCAR_ARITHMETIC");
+  const std::string_view wanted = (word == nullptr) ? "" : word;
+  if (wanted.empty() || wanted == "integer") return true;
+  if (wanted == "float") return false;
+  fail("OSCAR_ARITHMETIC={} is unknown; choose integer or float", wanted);
+}
 
 void check(const AttentionArgs& a) {
   if (a.cache == nullptr) fail("attention: no cache is given");
@@ -46,17 +58,19 @@ void check(const AttentionArgs& a) {
 
 struct AttentionJob::Impl {
   const Kernels* kernels = &active_kernels();
+  const bool integers = integers_wanted();
   Operation op;
   std::vector<std::unique_ptr<RopeTable>> tables;  // one per distinct set of angles met, kept for the next operations
 
   std::int64_t n_blocks = 0, block_tokens = 0, n_splits = 0, split_cells = 0;
+  int piece_heads = 0;  // KV heads of a piece
   std::atomic<std::int64_t> next{0};
-  std::vector<std::atomic<std::int64_t>> unfinished;  // [n_head_kv * n_blocks] splits left
-  std::vector<BlockState> partial;                    // [n_head_kv * n_blocks * n_splits], only if n_splits > 1
+  std::vector<std::atomic<std::int64_t>> unfinished;  // [n_blocks * n_head_kv / piece_heads] splits left
+  std::vector<BlockState> partial;                    // [the same][n_splits][piece_heads], only if n_splits > 1
 
   struct Thread {
     BlockWorker worker;
-    BlockState state;
+    std::vector<BlockState> states;  // [piece_heads]
   };
   std::vector<std::unique_ptr<Thread>> threads;
 
@@ -71,6 +85,7 @@ struct AttentionJob::Impl {
   void describe(const AttentionArgs& args) {
     const LayerSpec& spec = args.cache->layers()[static_cast<std::size_t>(args.layer_index)];
     op.args = args;
+    ++op.serial;
     op.kernels = kernels;
     op.k_codec = spec.k.get();
     op.v_codec = spec.v.get();
@@ -80,6 +95,8 @@ struct AttentionJob::Impl {
     op.v_dim = spec.v_dim;
     op.k_ld = round_up(spec.k_dim, kLane);
     op.v_ld = round_up(spec.v_dim, kPanel);
+    op.integer = integers && op.k_codec != nullptr && op.k_codec->code_form(0) != nullptr && op.v_codec->code_form(0) != nullptr;
+    op.code_ld = op.integer ? 4 * value_lanes(spec.v_dim) : op.v_ld;
     op.means.assign(static_cast<std::size_t>(spec.n_head_kv), HeadMean());
     if (op.k_codec == nullptr) return;
     for (int h = 0; h < spec.n_head_kv; ++h) {
@@ -95,7 +112,8 @@ struct AttentionJob::Impl {
     const std::int64_t most = std::clamp(kBlockRows / op.group, 1, kBlockTokens);
     n_blocks = (args.n_tokens + most - 1) / most;
     block_tokens = (n_blocks == 0) ? 0 : (args.n_tokens + n_blocks - 1) / n_blocks;
-    const std::int64_t groups = op.n_head_kv * n_blocks;
+    piece_heads = (n_blocks == 1 && block_tokens * op.group <= kSharedRows) ? op.n_head_kv : 1;
+    const std::int64_t groups = n_blocks * op.n_head_kv / piece_heads;
     const std::int64_t wanted =
         (groups == 0) ? 1 : std::min({(args.n_kv + kSplitCells - 1) / kSplitCells, kMaxSplits, kPieces / groups});
     n_splits = std::max<std::int64_t>(wanted, 1);
@@ -107,8 +125,8 @@ struct AttentionJob::Impl {
     }
     for (std::int64_t i = 0; i < groups; ++i)
       unfinished[static_cast<std::size_t>(i)].store(n_splits, std::memory_order_relaxed);
-    if (n_splits > 1 && static_cast<std::int64_t>(partial.size()) < groups * n_splits) {
-      partial.resize(static_cast<std::size_t>(groups * n_splits));
+    if (n_splits > 1 && static_cast<std::int64_t>(partial.size()) < groups * n_splits * piece_heads) {
+      partial.resize(static_cast<std::size_t>(groups * n_splits * piece_heads));
     }
     next.store(0, std::memory_order_relaxed);
   }
@@ -119,22 +137,28 @@ struct AttentionJob::Impl {
   }
 
   void run_piece(std::int64_t piece, Thread& thread) {
-    // Later tokens see more: their blocks go first, so that no long piece starts last.
+    const std::int64_t head_groups = op.n_head_kv / piece_heads;
     const std::int64_t split = piece % n_splits;
-    const std::int64_t kv_head = piece / n_splits % op.n_head_kv;
-    const std::int64_t block = n_blocks - 1 - piece / n_splits / op.n_head_kv;
+    const std::int64_t head_group = piece / n_splits % head_groups;
+    // Later tokens see more: their blocks go first, so that no long piece starts last.
+    const std::int64_t block = n_blocks - 1 - piece / n_splits / head_groups;
+    const int first_head = static_cast<int>(head_group) * piece_heads;
     const TokenBlock tokens = token_block(block);
     if (tokens.count <= 0) return;
     const std::int64_t begin = std::min(split * split_cells, op.args.n_kv);
     const std::int64_t end = std::min(begin + split_cells, op.args.n_kv);
-    const auto group = static_cast<std::size_t>(block * op.n_head_kv + kv_head);
-    BlockState* states = (n_splits > 1) ? &partial[group * static_cast<std::size_t>(n_splits)] : &thread.state;
-    thread.worker.run(op, static_cast<int>(kv_head), tokens, begin, end, states[split]);
+    const auto group = static_cast<std::size_t>(block * head_groups + head_group);
+    const auto heads = static_cast<std::size_t>(piece_heads);
+    if (thread.states.size() < heads) thread.states.resize(heads);
+    BlockState* first = (n_splits > 1) ? &partial[group * static_cast<std::size_t>(n_splits) * heads] : thread.states.data();
+    thread.worker.run(op, first_head, piece_heads, tokens, begin, end, first + split * piece_heads);
     if (n_splits > 1) {
       if (unfinished[group].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-      for (std::int64_t s = 1; s < n_splits; ++s) states[0].absorb(states[s], op.v_ld);
+      for (std::int64_t s = 1; s < n_splits; ++s) {
+        for (int h = 0; h < piece_heads; ++h) first[h].absorb(op, first[s * piece_heads + h]);
+      }
     }
-    thread.worker.finish(op, static_cast<int>(kv_head), tokens, states[0]);
+    for (int h = 0; h < piece_heads; ++h) thread.worker.finish(op, first_head + h, tokens, first[h]);
   }
 };
 
@@ -159,7 +183,7 @@ void AttentionJob::run(int thread) {
     guest = std::make_unique<Impl::Thread>();
     own = guest.get();
   }
-  const std::int64_t pieces = impl.n_blocks * impl.op.n_head_kv * impl.n_splits;
+  const std::int64_t pieces = impl.n_blocks * (impl.op.n_head_kv / std::max(impl.piece_heads, 1)) * impl.n_splits;
   for (;;) {
     const std::int64_t piece = impl.next.fetch_add(1, std::memory_order_relaxed);
     if (piece >= pieces) return;

@@ -19,6 +19,14 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 inline constexpr int kSomeVisible = 1;  // at least one value above -inf
 inline constexpr int kSomeBias = 2;     // at least one value that is not 0
 
+// A query row as integers: q_d ~ scale * (signed byte d), see key_scores and integer_query().
+struct IntegerQuery {
+  float scale = 0.0F;
+  float centre = 0.0F;             // sum of byte_d * (half of d's largest code), a multiple of 1/2
+  std::int16_t even = 0, odd = 0;  // the same over bytes 0, 1 and over bytes 2, 3 of all words, rounded
+  std::int32_t sum = 0;            // of the bytes
+};
+
 struct Kernels {
   const char* name;
 
@@ -39,12 +47,47 @@ struct Kernels {
   void (*multiply)(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols, float* c,
                    std::int64_t ldc, bool accumulate);
 
-  // In place, j < kTile: x = s[j] + shift; x = softcap * tanh(x / softcap) if softcap != 0; s[j] = x + slope * bias[j], or
-  // -inf where bias[j] is -inf. bias == nullptr: all 0. Returns the maximum.
-  float (*logits)(float* s, const float* bias, float slope, float shift, float softcap);
+  // In place, j < kTile: x = softcap * tanh(s[j] / softcap) if softcap != 0, else s[j]; s[j] = x + slope * bias[j], or -inf
+  // where bias[j] is -inf. bias == nullptr: all 0. Returns the maximum.
+  float (*logits)(float* s, const float* bias, float slope, float softcap);
 
   // In place, j < kTile: s[j] = exp(s[j] - max), exactly 0 for -inf; max is finite and not below any s[j]. Returns the sum.
   float (*exponentials)(float* s, float max);
+
+  // --- integer arithmetic on codes. A word is four bytes, lowest first; rows are given by pointers, one per token of a tile.
+
+  // out[w * kTile + j] = bytes 4 w .. 4 w + 3 of rows[j], w < words rounded up to 4.
+  void (*transpose_words)(const std::uint8_t* const* rows, int words, std::uint32_t* out);
+
+  // Byte b of out[t * ldo + i] = rows[4 t + b][i], i < bytes rounded up to 16, t < kTile / 4.
+  void (*interleave)(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out);
+
+  // Takes the four bit fields of `in` apart, all bytes of a word at once: for g < groups, i < n, f < 4
+  //   out[g * ldo + f * field_stride + i] = (add ? same : 0) | ((in[g * ldi + i] >> (f * bits)) & mask) << left
+  struct Spread {
+    int groups = 1, n = 0;
+    std::int64_t ldi = 0, ldo = 0, field_stride = 0;
+    int bits = 2;
+    std::uint32_t mask = 0;  // within the lowest field of each byte
+    int left = 0;
+    bool add = false;
+  };
+  void (*spread)(const std::uint32_t* in, const Spread& how, std::uint32_t* out);
+
+  // s[r * kTile + j] = (add ? s[...] : 0) + gain[j] * query[r].scale * (sum over bytes of q[r]'s word * tile's word - centre):
+  // q[r * ldq + w] holds signed bytes, tile[w * kTile + j] unsigned ones, w < words. The sums over the even and over the odd
+  // pairs must stay in 16 bits once centred, and a pair's product below 2^15 (integer_query() sees to both).
+  void (*key_scores)(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows, int words,
+                     const std::uint32_t* tile, const float* gain, bool add, float* s);
+
+  // w[j] = p[j] * gain[j] / scale rounded, at most 255, j < kTile; p and gain are >= 0. Returns scale, 0 if all are 0;
+  // *total = sum of w.
+  float (*quantise_weights)(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total);
+
+  // out[r * ldo + c] += scale[r] * sum over j < kTile of w[r * kTile + j] * byte (j mod 4) of tile[(j / 4) * cols + c], c < cols,
+  // a multiple of 64. Bytes of the tile are at most `largest` <= 15.
+  void (*value_sums)(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,
+                     float* out, std::int64_t ldo);
 
   // out = a * b for complex rows stored as n real parts, then n imaginary parts; n is a multiple of kLane.
   void (*complex_multiply)(const float* a, const float* b, int n, float* out);
@@ -52,6 +95,8 @@ struct Kernels {
 
 const Kernels& scalar_kernels();
 const Kernels* avx2_kernels();  // nullptr: not built in
+const Kernels* avxvnni_kernels();
+const Kernels* avx512_kernels();
 
 // The table of cpu_path(). Throws like cpu_path().
 const Kernels& active_kernels();

@@ -8,6 +8,9 @@
 
 #include <cstddef>
 
+#include "attention/code_kernels.h"
+#include "attention/simd/avx2.h"
+
 namespace oscar::attention {
 namespace {
 
@@ -202,13 +205,12 @@ void multiply(const float* a, std::int64_t lda, int rows, int depth, const float
   }
 }
 
-float logits(float* s, const float* bias, float slope, float shift, float softcap) {
+float logits(float* s, const float* bias, float slope, float softcap) {
   const __m256 slopes = _mm256_set1_ps(slope);
-  const __m256 shifts = _mm256_set1_ps(shift);
   const __m256 cap = _mm256_set1_ps(softcap);
   __m256 max = invisible8();
   for (int j = 0; j < kTile; j += 8) {
-    __m256 x = _mm256_add_ps(_mm256_loadu_ps(s + j), shifts);
+    __m256 x = _mm256_loadu_ps(s + j);
     if (softcap != 0.0F) x = _mm256_mul_ps(cap, tanh8(_mm256_div_ps(x, cap)));
     if (bias != nullptr) {
       const __m256 value = _mm256_loadu_ps(bias + j);
@@ -246,8 +248,12 @@ void complex_multiply(const float* a, const float* b, int n, float* out) {
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static constexpr Kernels kernels = {"avx2", widen,        mask_row,        dots, transpose, multiply,
-                                      logits, exponentials, complex_multiply};
+  using Code = CodeKernels<Avx2, Sse>;
+  static constexpr Kernels kernels = {"avx2",       widen,        mask_row,
+                                      dots,         transpose,    multiply,
+                                      logits,       exponentials, Code::transpose_words,
+                                      Code::interleave, Code::spread, Code::key_scores,
+                                      Code::quantise_weights, Code::value_sums, complex_multiply};
   return &kernels;
 }
 

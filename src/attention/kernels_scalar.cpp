@@ -1,6 +1,7 @@
 // Plain C++, built everywhere: what the other tables must reproduce.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "attention/kernels.h"
@@ -61,10 +62,10 @@ void multiply(const float* a, std::int64_t lda, int rows, int depth, const float
   }
 }
 
-float logits(float* s, const float* bias, float slope, float shift, float softcap) {
+float logits(float* s, const float* bias, float slope, float softcap) {
   float max = kInvisible;
   for (int j = 0; j < kTile; ++j) {
-    float x = s[j] + shift;
+    float x = s[j];
     if (softcap != 0.0F) x = softcap * std::tanh(x / softcap);
     if (bias != nullptr) x = (bias[j] == kInvisible) ? kInvisible : x + slope * bias[j];
     s[j] = x;
@@ -90,11 +91,81 @@ void complex_multiply(const float* a, const float* b, int n, float* out) {
   }
 }
 
+void transpose_words(const std::uint8_t* const* rows, int words, std::uint32_t* out) {
+  for (int w = 0; w < round_up(words, 4); ++w) {
+    for (int j = 0; j < kTile; ++j) std::memcpy(out + w * kTile + j, rows[j] + 4 * w, sizeof *out);
+  }
+}
+
+void interleave(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out) {
+  for (int t = 0; t < kTile / 4; ++t) {
+    for (int i = 0; i < round_up(bytes, 16); ++i) {
+      std::uint32_t word = 0;
+      for (int b = 0; b < 4; ++b) word |= static_cast<std::uint32_t>(rows[4 * t + b][i]) << (8 * b);
+      out[t * ldo + i] = word;
+    }
+  }
+}
+
+void spread(const std::uint32_t* in, const Kernels::Spread& how, std::uint32_t* out) {
+  for (int g = 0; g < how.groups; ++g) {
+    for (int i = 0; i < how.n; ++i) {
+      for (int f = 0; f < 4; ++f) {
+        std::uint32_t& to = out[g * how.ldo + f * how.field_stride + i];
+        to = (how.add ? to : 0U) | ((in[g * how.ldi + i] >> (f * how.bits)) & how.mask) << how.left;
+      }
+    }
+  }
+}
+
+int unsigned_byte(std::uint32_t word, int b) { return static_cast<int>((word >> (8 * b)) & 0xFFU); }
+int signed_byte(std::uint32_t word, int b) { return static_cast<std::int8_t>(unsigned_byte(word, b)); }
+
+void key_scores(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows, int words,
+                const std::uint32_t* tile, const float* gain, bool add, float* s) {
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < kTile; ++j) {
+      std::int32_t sum = 0;
+      for (int w = 0; w < words; ++w) {
+        for (int b = 0; b < 4; ++b) sum += signed_byte(q[r * ldq + w], b) * unsigned_byte(tile[w * kTile + j], b);
+      }
+      const float value = query[r].scale * gain[j] * (static_cast<float>(sum) - query[r].centre);
+      float& to = s[r * kTile + j];
+      to = add ? to + value : value;
+    }
+  }
+}
+
+float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total) {
+  float largest = 0.0F;
+  for (int j = 0; j < kTile; ++j) largest = std::max(largest, p[j] * gain[j]);
+  const bool any = largest > 1e-30F;
+  const float factor = any ? 255.0F / largest : 0.0F;
+  *total = 0;
+  for (int j = 0; j < kTile; ++j) {
+    w[j] = static_cast<std::uint8_t>(std::nearbyint(p[j] * gain[j] * factor));
+    *total += w[j];
+  }
+  return any ? largest / 255.0F : 0.0F;
+}
+
+void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int /*largest*/,
+                float* out, std::int64_t ldo) {
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < cols; ++c) {
+      std::int32_t sum = 0;
+      for (int j = 0; j < kTile; ++j) sum += w[r * kTile + j] * unsigned_byte(tile[j / 4 * cols + c], j % 4);
+      out[r * ldo + c] += scale[r] * static_cast<float>(sum);
+    }
+  }
+}
+
 }  // namespace
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = {"scalar", widen,        mask_row,        dots, transpose, multiply,
-                                      logits,   exponentials, complex_multiply};
+  static constexpr Kernels kernels = {"scalar",   widen,  mask_row,   dots,         transpose,        multiply,
+                                      logits,     exponentials, transpose_words, interleave, spread, key_scores,
+                                      quantise_weights, value_sums, complex_multiply};
   return kernels;
 }
 

@@ -1,44 +1,86 @@
 #include "attention/key_mean.h"
 
+#include <Eigen/QR>
 #include <algorithm>
-#include <cassert>
 #include <cmath>
+#include <numeric>
+
+#include "oscar/base/matrix.h"
 
 namespace oscar::attention {
 namespace {
 
-// row *= factor, both [2 * n]: real, then imaginary parts.
-void turn(std::span<double> row, const double* factor) {
-  const std::size_t n = row.size() / 2;
-  for (std::size_t i = 0; i < n; ++i) {
-    const double re = row[i] * factor[i] - row[n + i] * factor[n + i];
-    row[n + i] = row[i] * factor[n + i] + row[n + i] * factor[i];
-    row[i] = re;
+std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
+
+// Chebyshev polynomials of degree < terms at the tokens of a tile.
+MatrixD chebyshev(int terms) {
+  MatrixD t(kTile, terms);
+  for (int j = 0; j < kTile; ++j) {
+    const double x = 2.0 * j / (kTile - 1) - 1.0;
+    for (int k = 0; k < terms; ++k) t(j, k) = (k == 0) ? 1.0 : (k == 1) ? x : 2.0 * x * t(j, k - 1) - t(j, k - 2);
   }
+  return t;
 }
 
 }  // namespace
 
 RopeTable::RopeTable(std::span<const double> theta)
-    : theta_(theta.begin(), theta.end()),
-      n_pairs_(static_cast<int>(theta.size())),
-      padded_pairs_(round_up(static_cast<int>(theta.size()), kLane)) {
-  fine_.reserve(static_cast<std::size_t>(kRadix * 2 * padded_pairs_));
-  for (int t = 0; t < kRadix; ++t) {
-    float* row = fine_.data() + t * 2 * padded_pairs_;
-    for (int i = 0; i < n_pairs_; ++i) {
-      const double angle = t * theta[static_cast<std::size_t>(i)];
-      row[i] = static_cast<float>(std::cos(angle));
-      row[padded_pairs_ + i] = static_cast<float>(std::sin(angle));
+    : theta_(theta.begin(), theta.end()), order_(theta.size()), padded_pairs_(round_up(static_cast<int>(theta.size()), kLane)) {
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](int a, int b) { return std::abs(theta_[size_of(a)]) > std::abs(theta_[size_of(b)]); });
+  make_phases();
+  make_basis();
+}
+
+void RopeTable::make_phases() {
+  phases_.reserve(size_of(kDigits * kRadix * 2 * padded_pairs_));
+  float* row = phases_.data();
+  std::int64_t unit = 1;
+  for (int digit = 0; digit < kDigits; ++digit, unit *= kRadix) {
+    for (int value = 0; value < kRadix; ++value, row += 2 * padded_pairs_) {
+      const auto t = static_cast<double>(unit * value);
+      for (int i = 0; i < n_pairs(); ++i) {
+        row[i] = static_cast<float>(std::cos(t * theta(i)));
+        row[padded_pairs_ + i] = static_cast<float>(std::sin(t * theta(i)));
+      }
     }
   }
-  std::int64_t unit = kRadix;
-  for (int digit = 1; digit < kDigits; ++digit, unit *= kRadix) {
-    for (int value = 0; value < kRadix; ++value) {
-      const auto t = static_cast<double>(unit * value);
-      for (const double angle : theta) coarse_.push_back(std::cos(t * angle));
-      for (const double angle : theta) coarse_.push_back(std::sin(t * angle));
+}
+
+void RopeTable::make_basis() {
+  const MatrixD polynomials = chebyshev(kTerms);
+  const Eigen::HouseholderQR<MatrixD> solver(polynomials);
+  MatrixD wave(kTile, 2);
+  MatrixD fit(kTerms, 2);
+  const auto fits = [&](int i) {
+    for (int j = 0; j < kTile; ++j) {
+      wave(j, 0) = std::cos(j * theta(i));
+      wave(j, 1) = -std::sin(j * theta(i));
     }
+    fit = solver.solve(wave);
+    return (polynomials * fit - wave).cwiseAbs().maxCoeff() <= kFitError;
+  };
+  while (n_fast_ < n_pairs() && !fits(n_fast_)) ++n_fast_;
+  const int slow = n_pairs() - n_fast_;
+  slow_real_.reserve(size_of(slow * kPanel));
+  slow_imag_.reserve(size_of(slow * kPanel));
+  for (int i = 0; i < slow; ++i) {
+    (void)fits(n_fast_ + i);
+    for (int k = 0; k < kTerms; ++k) {
+      slow_real_.data()[i * kPanel + k] = static_cast<float>(fit(k, 0));
+      slow_imag_.data()[i * kPanel + k] = static_cast<float>(fit(k, 1));
+    }
+  }
+  depth_ = 2 * n_fast_ + (slow > 0 ? kTerms : 0);
+  basis_.reserve(size_of(depth_ * kTile));
+  for (int j = 0; j < kTile; ++j) {
+    for (int i = 0; i < n_fast_; ++i) {
+      basis_.data()[i * kTile + j] = static_cast<float>(std::cos(j * theta(i)));
+      basis_.data()[(n_fast_ + i) * kTile + j] = static_cast<float>(-std::sin(j * theta(i)));
+    }
+    for (int k = 0; k < depth_ - 2 * n_fast_; ++k)
+      basis_.data()[(2 * n_fast_ + k) * kTile + j] = static_cast<float>(polynomials(j, k));
   }
 }
 
@@ -46,73 +88,129 @@ bool RopeTable::same_angles(std::span<const double> theta) const {
   return std::equal(theta.begin(), theta.end(), theta_.begin(), theta_.end());
 }
 
-void RopeTable::turn_coarse(std::int64_t t, std::span<double> row) const {
-  assert(t >= 0 && row.size() == 2 * theta_.size());
-  std::int64_t rest = t / kRadix;
-  const double* table = coarse_.data();
-  for (int digit = 1; digit < kDigits && rest != 0; ++digit, rest /= kRadix, table += kRadix * 2 * n_pairs_) {
-    if (rest % kRadix != 0) turn(row, table + (rest % kRadix) * 2 * n_pairs_);
+void RopeTable::phase(const Kernels& kernels, std::int64_t t, float* out) const {
+  const auto entry = [&](int digit, std::int64_t value) {
+    return phases_.data() + (digit * kRadix + value) * 2 * padded_pairs_;
+  };
+  std::copy_n(entry(0, t % kRadix), 2 * padded_pairs_, out);
+  int digit = 1;
+  for (t /= kRadix; t != 0; t /= kRadix, ++digit) {
+    if (t % kRadix != 0) kernels.complex_multiply(out, entry(digit, t % kRadix), padded_pairs_, out);
   }
 }
 
+void RopeTable::coefficients(const Kernels& kernels, const float* w, int rows, float* out) const {
+  const int ldw = 2 * padded_pairs_;
+  const int ldo = coefficient_ld();
+  for (int r = 0; r < rows; ++r) {
+    std::copy_n(w + r * ldw, n_fast_, out + r * ldo);
+    std::copy_n(w + r * ldw + padded_pairs_, n_fast_, out + r * ldo + n_fast_);
+  }
+  const int slow = n_pairs() - n_fast_;
+  if (slow == 0) return;
+  kernels.multiply(w + n_fast_, ldw, rows, slow, slow_real_.data(), kPanel, kPanel, out + 2 * n_fast_, ldo, false);
+  kernels.multiply(w + padded_pairs_ + n_fast_, ldw, rows, slow, slow_imag_.data(), kPanel, kPanel, out + 2 * n_fast_, ldo,
+                   true);
+}
+
 HeadMean::HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim) {
-  constant.assign(static_cast<std::size_t>(head_dim), 0.0F);
+  constant.assign(size_of(head_dim), 0.0F);
   if (!mean.offset.empty()) std::copy(mean.offset.begin(), mean.offset.end(), constant.begin());
   if (!mean.pre_rope.empty()) {
     table = rope_table;
     const RopeParams& p = mean.rope->params();
     const int n = table->n_pairs();
-    rotated.resize(static_cast<std::size_t>(2 * n));
-    for (int i = 0; i < n; ++i) {
+    for (const int i : table->order()) {
       first.push_back(p.pairing == RopePairing::norm ? 2 * i : i);
       second.push_back(p.pairing == RopePairing::norm ? 2 * i + 1 : i + n);
       const auto at = [&](int d) {
-        return static_cast<double>(mean.pre_rope[static_cast<std::size_t>(d)]) * mean.rope->magnitude();
+        return static_cast<float>(static_cast<double>(mean.pre_rope[size_of(d)]) * mean.rope->magnitude());
       };
-      rotated[static_cast<std::size_t>(i)] = at(first.back());
-      rotated[static_cast<std::size_t>(n + i)] = at(second.back());
+      real.push_back(at(first.back()));
+      imag.push_back(at(second.back()));
     }
-    for (int d = 2 * n; d < head_dim; ++d) constant[static_cast<std::size_t>(d)] += mean.pre_rope[static_cast<std::size_t>(d)];
+    for (int d = 2 * n; d < head_dim; ++d) constant[size_of(d)] += mean.pre_rope[size_of(d)];
   }
   if (std::all_of(constant.begin(), constant.end(), [](float x) { return x == 0.0F; })) constant.clear();
 }
 
-void HeadMean::reorder_query(std::span<const float> q, float* out) const {
-  if (table == nullptr) return;
-  std::fill_n(out, row_size(), 0.0F);
-  for (std::size_t i = 0; i < first.size(); ++i) {
-    out[i] = q[static_cast<std::size_t>(first[i])];
-    out[static_cast<std::size_t>(table->padded_pairs()) + i] = q[static_cast<std::size_t>(second[i])];
+void TilePositions::find_run() {
+  run_start = -1;
+  for (int j = kTile - 1; j >= 0; --j) {
+    if (at[size_of(j)] >= 0) run_start = std::int64_t{at[size_of(j)]} - j;
+  }
+  for (int j = 0; j < kTile; ++j) {
+    if (at[size_of(j)] >= 0 && at[size_of(j)] != run_start + j) run_start = -1;
   }
 }
 
-float HeadMean::constant_logit(std::span<const float> q) const {
-  double sum = 0.0;
-  for (std::size_t d = 0; d < constant.size(); ++d) sum += static_cast<double>(q[d]) * static_cast<double>(constant[d]);
-  return static_cast<float>(sum);
-}
-
-void MeanRows::start(const HeadMean* head) {
-  head_ = head;
-  block_ = -1;
-  // Fresh memory every time: its padding must be 0 whatever size the last head had.
-  coarse_ = FloatBuffer();
-  coarse_.reserve(static_cast<std::size_t>(head->row_size()));
-}
-
-void MeanRows::fill(const Kernels& kernels, std::int64_t t, float* out) {
-  const RopeTable& table = *head_->table;
-  const int padded = table.padded_pairs();
-  if (t / RopeTable::kRadix != block_) {
-    block_ = t / RopeTable::kRadix;
-    exact_.assign(head_->rotated.begin(), head_->rotated.end());
-    table.turn_coarse(t, exact_);
-    for (int i = 0; i < table.n_pairs(); ++i) {
-      coarse_.data()[i] = static_cast<float>(exact_[static_cast<std::size_t>(i)]);
-      coarse_.data()[padded + i] = static_cast<float>(exact_[static_cast<std::size_t>(table.n_pairs() + i)]);
+void MeanTerm::start(const HeadMean& mean, const float* q, std::int64_t ldq, int rows) {
+  mean_ = &mean;
+  rows_ = 0;
+  if (mean.table == nullptr && mean.constant.empty()) return;
+  rows_ = rows;
+  constant_.assign(size_of(rows), 0.0F);
+  const int padded = (mean.table != nullptr) ? mean.table->padded_pairs() : 0;
+  const std::size_t ld = 2 * size_of(padded);
+  // Fresh memory: padding must be 0 whatever size the last head had.
+  w_ = FloatBuffer();
+  mirrored_ = FloatBuffer();
+  w_.reserve(size_of(rows) * ld);
+  mirrored_.reserve(size_of(rows) * ld);
+  for (int r = 0; r < rows; ++r, q += ldq) {
+    double sum = 0.0;
+    for (std::size_t d = 0; d < mean.constant.size(); ++d) sum += static_cast<double>(q[d]) * static_cast<double>(mean.constant[d]);
+    constant_[size_of(r)] = static_cast<float>(sum);
+    float* w = w_.data() + size_of(r) * ld;
+    float* m = mirrored_.data() + size_of(r) * ld;
+    for (std::size_t i = 0; i < mean.first.size(); ++i) {
+      const float a = q[mean.first[i]];
+      const float b = q[mean.second[i]];
+      w[i] = m[i] = a * mean.real[i] + b * mean.imag[i];
+      w[size_of(padded) + i] = a * mean.imag[i] - b * mean.real[i];
+      m[size_of(padded) + i] = -w[size_of(padded) + i];
     }
   }
-  kernels.complex_multiply(coarse_.data(), table.fine(t), padded, out);
+}
+
+void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, float* s) {
+  if (mean_->table == nullptr) {
+    std::fill_n(s, rows_ * kTile, 0.0F);
+  } else if (positions.run_start < 0) {
+    scattered(kernels, positions, s);
+  } else {
+    const RopeTable& table = *mean_->table;
+    const int ld = 2 * table.padded_pairs();
+    phase_.reserve(size_of(ld));
+    turned_.reserve(size_of(rows_ * ld));
+    factors_.reserve(size_of(rows_ * table.coefficient_ld()));
+    table.phase(kernels, positions.run_start, phase_.data());
+    for (int r = 0; r < rows_; ++r) {
+      kernels.complex_multiply(w_.data() + r * ld, phase_.data(), table.padded_pairs(), turned_.data() + r * ld);
+    }
+    table.coefficients(kernels, turned_.data(), rows_, factors_.data());
+    kernels.multiply(factors_.data(), table.coefficient_ld(), rows_, table.depth(), table.basis(), kTile, kTile, s, kTile, false);
+  }
+  if (mean_->constant.empty()) return;
+  for (int r = 0; r < rows_; ++r) {
+    for (int j = 0; j < kTile; ++j) s[r * kTile + j] += constant_[size_of(r)];
+  }
+}
+
+// Tokens whose positions do not follow each other.
+void MeanTerm::scattered(const Kernels& kernels, const TilePositions& positions, float* s) {
+  const RopeTable& table = *mean_->table;
+  const int ld = 2 * table.padded_pairs();
+  phase_rows_.reserve(size_of(kTile * ld));
+  for (int j = 0; j < kTile; ++j) {
+    float* row = phase_rows_.data() + j * ld;
+    if (positions.at[size_of(j)] >= 0) {
+      table.phase(kernels, positions.at[size_of(j)], row);
+    } else {
+      std::fill_n(row, ld, 0.0F);
+    }
+  }
+  kernels.dots(mirrored_.data(), ld, rows_, phase_rows_.data(), ld, ld, s);
 }
 
 }  // namespace oscar::attention

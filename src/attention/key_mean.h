@@ -1,10 +1,16 @@
-// The mean terms of coded keys, prepared for tiles: RoPE_t(mean) as a row of real parts followed by a row of imaginary parts,
-// so that q . RoPE_t(mean) is a plain dot product with a query whose coordinates were put in the same order.
+// The mean terms of coded keys: logits q . RoPE_t(mean) for the tokens of a tile.
 //
-// e^(i theta t) comes from tables indexed by the base-64 digits of t: their size does not depend on the context, and a row
-// is a function of t alone (no recurrence whose rounding depends on where a task starts).
+// With w = conj(q) c over the pairs of coordinates (c the mean's pairs, q the query's), the logit at position t is
+//   Re sum_p w_p e^(i theta_p t).
+// For a tile of consecutive positions t = t0 + j, e^(i theta_p t0) goes into w and what is left is a product with a constant
+// matrix over j. Pairs that turn slowly are polynomials of low degree over a tile, so that matrix has a row per fast pair's
+// cosine and sine and a few Chebyshev polynomials for all the slow ones.
+//
+// e^(i theta t) is a product of table entries indexed by the base-64 digits of t: tables do not grow with the context, and the
+// value is a function of t alone (no recurrence whose rounding depends on where a task starts).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,51 +26,74 @@ class RopeTable {
   explicit RopeTable(std::span<const double> theta);
 
   [[nodiscard]] bool same_angles(std::span<const double> theta) const;
-  [[nodiscard]] int n_pairs() const { return n_pairs_; }            // n_rot / 2
-  [[nodiscard]] int padded_pairs() const { return padded_pairs_; }  // n_pairs rounded up to kLane; the rest is 0
-  // [2 * padded_pairs]: real, then imaginary parts of e^(i theta (t mod 64)).
-  [[nodiscard]] const float* fine(std::int64_t t) const { return fine_.data() + (t % kRadix) * 2 * padded_pairs_; }
-  // row [2 * n_pairs] (real, then imaginary) is multiplied by e^(i theta (t - t mod 64)). t >= 0.
-  void turn_coarse(std::int64_t t, std::span<double> row) const;
+  [[nodiscard]] int n_pairs() const { return static_cast<int>(order_.size()); }  // n_rot / 2
+  [[nodiscard]] int padded_pairs() const { return padded_pairs_; }               // rounded up to kLane; the rest is 0
+  [[nodiscard]] std::span<const int> order() const { return order_; }            // pairs, the fastest first: the order of all rows
+  // out [2 * padded_pairs]: real, then imaginary parts of e^(i theta t), t >= 0.
+  void phase(const Kernels& kernels, std::int64_t t, float* out) const;
 
-  static constexpr int kRadix = 64;
+  // Logits over a tile = coefficients [depth] x basis [depth][kTile].
+  [[nodiscard]] int depth() const { return depth_; }
+  [[nodiscard]] const float* basis() const { return basis_.data(); }
+  // w [rows][2 * padded_pairs] -> out [rows][coefficient_ld()].
+  [[nodiscard]] int coefficient_ld() const { return 2 * n_fast_ + kPanel; }
+  void coefficients(const Kernels& kernels, const float* w, int rows, float* out) const;
 
  private:
+  static constexpr int kRadix = kTile;
   static constexpr int kDigits = 6;  // 64^6 > every 32-bit position
+  static constexpr int kTerms = 12;  // Chebyshev polynomials
+  static constexpr double kFitError = 2e-7;
+
+  void make_phases();
+  void make_basis();
+  [[nodiscard]] double theta(int i) const { return theta_[static_cast<std::size_t>(order_[static_cast<std::size_t>(i)])]; }
+
   std::vector<double> theta_;
-  int n_pairs_ = 0, padded_pairs_ = 0;
-  FloatBuffer fine_;            // [kRadix][2 * padded_pairs]
-  std::vector<double> coarse_;  // [kDigits - 1][kRadix][2 * n_pairs]: digit 1 and up
+  std::vector<int> order_;
+  int padded_pairs_ = 0, n_fast_ = 0, depth_ = 0;
+  FloatBuffer phases_;                // [kDigits][kRadix][2 * padded_pairs]
+  FloatBuffer basis_;                 // [depth][kTile]
+  FloatBuffer slow_real_, slow_imag_;  // [n_pairs - n_fast][kPanel]: pair -> polynomials
 };
 
-// One KV head's mean terms. The spans of the codec must outlive it.
+// One KV head's mean terms.
 struct HeadMean {
   const RopeTable* table = nullptr;  // null: no pre-RoPE mean
-  std::vector<int> first, second;    // coordinates of each pair
-  std::vector<double> rotated;       // [2 * n_pairs] mean times magnitude: real, then imaginary
+  std::vector<int> first, second;    // coordinates of each pair, in the table's order
+  std::vector<float> real, imag;     // [n_pairs] mean times magnitude
   std::vector<float> constant;  // [head_dim] what does not depend on the position: offset, and the mean beyond n_rot; or empty
 
   HeadMean() = default;
   HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim);
-
-  [[nodiscard]] int row_size() const { return table != nullptr ? 2 * table->padded_pairs() : 0; }
-  // out [row_size()]: q with its coordinates in the order of the mean rows; the padding is 0.
-  void reorder_query(std::span<const float> q, float* out) const;
-  [[nodiscard]] float constant_logit(std::span<const float> q) const;
 };
 
-// Makes mean rows of one head; neighbours in position share the coarse part.
-class MeanRows {
+// Positions of a tile's coded tokens.
+struct TilePositions {
+  std::array<std::int32_t, kTile> at{};  // -1: not read
+  std::int64_t run_start = -1;           // t0 if every token that is read has position t0 + j; -1: not so
+
+  void find_run();  // from `at`
+};
+
+// One KV head's mean logits of a block of query rows.
+class MeanTerm {
  public:
-  void start(const HeadMean* head);
-  // out [head.row_size()] = RoPE_t(mean), t >= 0.
-  void fill(const Kernels& kernels, std::int64_t t, float* out);
+  // q [rows][ldq]. The mean must outlive the term.
+  void start(const HeadMean& mean, const float* q, std::int64_t ldq, int rows);
+  [[nodiscard]] bool empty() const { return rows_ == 0; }
+  // s[r * kTile + j] = the term of coded token j for row r; tokens that are not read get anything finite.
+  void logits(const Kernels& kernels, const TilePositions& positions, float* s);
 
  private:
-  const HeadMean* head_ = nullptr;
-  std::int64_t block_ = -1;  // t / 64 of coarse_
-  std::vector<double> exact_;
-  FloatBuffer coarse_;
+  void scattered(const Kernels& kernels, const TilePositions& positions, float* s);
+
+  const HeadMean* mean_ = nullptr;
+  int rows_ = 0;
+  std::vector<float> constant_;           // [rows]
+  FloatBuffer w_, mirrored_;              // [rows][2 * padded_pairs]; conj(w)
+  FloatBuffer phase_, turned_, factors_;  // of one tile
+  FloatBuffer phase_rows_;                // [kTile][2 * padded_pairs]
 };
 
 }  // namespace oscar::attention

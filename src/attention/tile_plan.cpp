@@ -50,7 +50,7 @@ void TilePlan::load_causal(const AttentionArgs& args, const TokenBlock& block) {
   std::array<std::int32_t, kTile> from;
   from.fill(kNever);
   for (int j = 0; j < n_cells_; ++j) {
-    const std::int32_t p = args.cache->position(cell(j));
+    const std::int32_t p = args.cache->cells().position[cell(j)];
     if (p >= 0) from[static_cast<std::size_t>(j)] = p;
   }
   const auto [oldest, newest] = std::minmax_element(from.begin(), from.end());
@@ -82,8 +82,8 @@ void TilePlan::hide_cell(int tokens, int j) {
 }
 
 void TilePlan::choose_tiers(const AttentionArgs& args, const TokenBlock& block) {
-  const KvCache& cache = *args.cache;
-  const Windows& windows = cache.windows();
+  const KvCache::CellView cells = args.cache->cells();
+  const Windows& windows = args.cache->windows();
   any_exact_ = any_code_ = false;
   misses_ = 0;
   tier_.fill(Tier::none);
@@ -92,9 +92,9 @@ void TilePlan::choose_tiers(const AttentionArgs& args, const TokenBlock& block) 
   for (int j = 0; j < n_cells_; ++j) {
     const auto at = static_cast<std::size_t>(j);
     if (seen_[at] == kInvisible) continue;
-    const std::int32_t p = position_[at] = cache.position(cell(j));
-    const bool has_exact = cache.has_exact(cell(j));
-    const bool has_code = p >= 0 && cache.has_code(cell(j));  // a code cannot be read without its position
+    const std::int32_t p = position_[at] = cells.position[cell(j)];
+    const bool has_exact = cells.has_exact(cell(j));
+    const bool has_code = p >= 0 && cells.has_code(cell(j));  // a code cannot be read without its position
     if (!has_exact && !has_code) {
       hide_cell(block.count, j);
       continue;
@@ -116,6 +116,9 @@ void TilePlan::choose_tiers(const AttentionArgs& args, const TokenBlock& block) 
     any_code_ |= tier_[at] == Tier::code;
   }
   if (by_token || (any_exact_ && any_code_)) select_by_token(args, block);
+  if (!any_code_) return;
+  for (int j = 0; j < kTile; ++j) code_positions_.at[static_cast<std::size_t>(j)] = reads_code(j) ? position(j) : -1;
+  code_positions_.find_run();
 }
 
 void TilePlan::count_misses(const AttentionArgs& args, const TokenBlock& block, int j) {

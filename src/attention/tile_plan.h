@@ -7,6 +7,7 @@
 
 #include "attention/buffer.h"
 #include "attention/kernels.h"
+#include "attention/key_mean.h"
 #include "oscar/attention/attention.h"
 
 namespace oscar::attention {
@@ -26,10 +27,13 @@ class TilePlan {
   bool build(const AttentionArgs& args, const Kernels& kernels, const TokenBlock& block, std::int64_t column);
 
   [[nodiscard]] std::int64_t cell(int j) const { return first_cell_ + j; }
+  [[nodiscard]] int n_cells() const { return n_cells_; }
   [[nodiscard]] std::int32_t position(int j) const { return position_[static_cast<std::size_t>(j)]; }
   // Whether some token of the block reads this tier of the cell.
   [[nodiscard]] bool reads_exact(int j) const { return (reads_[static_cast<std::size_t>(j)] & kExact) != 0; }
   [[nodiscard]] bool reads_code(int j) const { return (reads_[static_cast<std::size_t>(j)] & kCode) != 0; }
+  // Of the cells whose code is read; only if any_code().
+  [[nodiscard]] const TilePositions& code_positions() const { return code_positions_; }
   [[nodiscard]] bool any_exact() const { return any_exact_; }
   [[nodiscard]] bool any_code() const { return any_code_; }
 
@@ -59,6 +63,7 @@ class TilePlan {
   std::int64_t first_cell_ = 0;
   int n_cells_ = 0;
   std::array<std::int32_t, kTile> position_{};
+  TilePositions code_positions_;
   std::array<std::uint8_t, kTile> reads_{};
   std::array<Tier, kTile> tier_{};
   alignas(32) std::array<float, kTile> seen_{};  // largest bias over the block's tokens

@@ -49,7 +49,7 @@ RowStore make_store(const LayerSpec& layer, const Codec* codec, int dim, const c
   const auto n = static_cast<std::size_t>(n_cells);
   if (n > std::numeric_limits<std::size_t>::max() / 4 / store.values)
     fail("layer {}: {} cells are too many", layer.layer, n_cells);
-  store.codes = LazyRegion(n * store.code_bytes);
+  store.codes = LazyRegion(n * store.code_bytes + (store.code_bytes > 0 ? kCodeSlack : 0));
   store.exact = LazyRegion(n * 2 * store.values);
   return store;
 }
@@ -94,6 +94,15 @@ bool KvCache::coded() const { return impl_->coded; }
 std::int32_t KvCache::position(std::int64_t cell) const { return impl_->positions[impl_->at(cell)]; }
 bool KvCache::has_exact(std::int64_t cell) const { return impl_->slots[impl_->at(cell)] >= 0; }
 bool KvCache::has_code(std::int64_t cell) const { return (impl_->flags[impl_->at(cell)] & kCoded) != 0; }
+
+KvCache::CellView KvCache::cells() const {
+  static_assert(kCoded == 1);
+  return {impl_->positions.data(), impl_->slots.data(), impl_->flags.data()};
+}
+
+const std::uint8_t* KvCache::code_rows(int layer_index, bool is_k) const {
+  return impl_->stores[impl_->store_index(layer_index, is_k)].codes.data();
+}
 
 std::size_t KvCache::Impl::at(std::int64_t cell) const {
   if (cell < 0 || cell >= n_cells) fail("cell {} is outside the cache of {} cells", cell, n_cells);

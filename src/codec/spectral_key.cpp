@@ -31,7 +31,21 @@ struct Head {
   int coded = 0;  // coordinates of width > 0
   DigitLayout digits;
   std::size_t offset = 0;  // of its digits in a row
+  CodeForm form;
 };
+
+// The head's digits from row[offset] on; the gain byte's place is added when all heads are known. Steps are in the query.
+CodeForm make_form(const DigitLayout& digits, std::size_t offset) {
+  CodeForm form;
+  form.coded = static_cast<int>(digits.count[0]);
+  form.centre = digits.centre;
+  form.unit.assign(digits.count[0], 1.0F);
+  for (std::size_t l = 0; l < kMaxDigits && digits.count[l] > 0; ++l) {
+    form.planes.push_back({offset + digits.offset[l], 0, static_cast<int>(digits.count[l]), 2, static_cast<int>(2 * l)});
+  }
+  for (std::size_t n = 0; n < form.gain.size(); ++n) form.gain[n] = GainCode::table().decode(static_cast<std::uint8_t>(n));
+  return form;
+}
 
 void check_head(const SpectralKeyHead& head, int dim, int number) {
   const auto wrong = [&](std::string_view what) { fail("spectral: head {}: {}", number, what); };
@@ -107,8 +121,10 @@ class SpectralKeyCodec final : public Codec {
       check_head(config.heads[size_of(h)], head_dim_, h);
       Head& head = heads_.emplace_back(stored_order(config.heads[size_of(h)], head_dim_));
       head.offset = gains_;
+      head.form = make_form(head.digits, head.offset);
       gains_ += head.digits.bytes;
     }
+    for (int h = 0; h < n_head_kv_; ++h) heads_[size_of(h)].form.gain_offset = gains_ + size_of(h);
     mean_ = RowMean("spectral", std::move(config.mean), std::move(config.mean_pre_rope), std::move(config.rope), n_head_kv_,
                     head_dim_);
   }
@@ -168,6 +184,8 @@ class SpectralKeyCodec final : public Codec {
                        std::span<float> /*out*/) const override {
     fail("spectral: a key codec has no output");
   }
+
+  [[nodiscard]] const CodeForm* code_form(int kv_head) const override { return &heads_[size_of(kv_head)].form; }
 
   [[nodiscard]] KeyMean key_mean(int kv_head) const override { return mean_.key_mean(kv_head); }
 

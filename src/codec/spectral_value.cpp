@@ -68,6 +68,7 @@ class SpectralValueCodec final : public Codec {
       fail("spectral: V needs {} positive scales", n_head_kv_);
     }
     scale_ = std::move(config.scale);
+    for (int head = 0; head < n_head_kv_; ++head) forms_.push_back(make_form(head));
     const MatrixF h = hadamard(head_dim_).cast<float>();
     for (int head = 0; head < n_head_kv_; ++head) {
       const MatrixF forward = config.signs.row(head).transpose().asDiagonal() * h;
@@ -143,9 +144,35 @@ class SpectralValueCodec final : public Codec {
     for (std::size_t d = 0; d < size_of(head_dim_); ++d) out[d] += x[d];
   }
 
+  [[nodiscard]] const CodeForm* code_form(int kv_head) const override { return &forms_[size_of(kv_head)]; }
+
   [[nodiscard]] KeyMean key_mean(int /*kv_head*/) const override { return {}; }
 
  private:
+  [[nodiscard]] CodeForm make_form(int head) const {
+    CodeForm form;
+    const std::size_t digits = size_of(head) * head_bytes_;
+    const std::size_t singles = digits + size_of(digits_) / 4;
+    // Digits and singles of the first half come first, so a half's planes start where those of the half before end.
+    if (digits_ > 0) form.planes.push_back({digits, 0, digits_, 2, 0});
+    int single = 0;
+    for (int half = 0; half < 2; ++half) {
+      const int width = runs_[size_of(half)].width;
+      if (width % 2 == 0) continue;
+      form.planes.push_back({singles + size_of(single) / 8, half * head_dim_ / 2, head_dim_ / 2, 1, width - 1});
+      single += head_dim_ / 2;
+    }
+    form.coded = head_dim_;
+    for (int d = 0; d < head_dim_; ++d) {
+      form.centre.push_back(static_cast<float>((1 << run_of(d).width) - 1) / 2.0F);
+      form.unit.push_back(run_of(d).unit);
+    }
+    form.gain_offset = gain_offset(head);
+    for (std::size_t n = 0; n < form.gain.size(); ++n) {
+      form.gain[n] = scale_[size_of(head)] * GainCode::table().decode(static_cast<std::uint8_t>(n));
+    }
+    return form;
+  }
   [[nodiscard]] std::size_t gain_offset(int head) const { return size_of(n_head_kv_) * head_bytes_ + size_of(head); }
   [[nodiscard]] const Run& run_of(int d) const { return runs_[d < head_dim_ / 2 ? 0 : 1]; }
 
@@ -199,6 +226,7 @@ class SpectralValueCodec final : public Codec {
   int digits_ = 0, singles_ = 0;  // of a head
   std::size_t head_bytes_ = 0;
   std::vector<float> scale_;
+  std::vector<CodeForm> forms_;
   std::vector<MatrixF> forward_, backward_;
 };
 

@@ -102,6 +102,19 @@ class KvCache {
   void write_k(int layer_index, std::int64_t cell, std::span<const float> row);
   void write_v(int layer_index, std::int64_t cell, std::span<const float> row);
 
+  // For loops over many cells, without checks; valid until the cache is destroyed. Cell c < n_cells().
+  struct CellView {
+    const std::int32_t* position;  // -1: empty or unknown
+    const std::int32_t* slot;      // -1: no exact row
+    const std::uint8_t* flags;
+    [[nodiscard]] bool has_exact(std::int64_t c) const { return slot[c] >= 0; }
+    [[nodiscard]] bool has_code(std::int64_t c) const { return (flags[c] & 1U) != 0; }
+  };
+  [[nodiscard]] CellView cells() const;
+  // Code rows of all cells, [n_cells][row_bytes()], readable for kCodeSlack bytes more; rows of cells without a code hold
+  // anything.
+  [[nodiscard]] const std::uint8_t* code_rows(int layer_index, bool is_k) const;
+
   // row_bytes() of the codec, and the binary16 row; empty if the cell has none.
   [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;
   [[nodiscard]] std::span<const std::uint16_t> exact(int layer_index, bool is_k, std::int64_t cell) const;

@@ -10,10 +10,12 @@
 // so a query is transformed once and an output once, and rows are only unpacked (int2: rotate; spectral: q T^-T, Hadamard).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "oscar/method/rope.h"
 
@@ -43,6 +45,26 @@ struct KeyMean {
   [[nodiscard]] bool empty() const { return offset.empty() && pre_rope.empty(); }
 };
 
+// Codes of one KV head as integers, for kernels that multiply codes and never decode a row:
+//   inner_d = gain(row) * unit_d * (c_d - centre_d),  c_d = sum over planes of field << shift
+// A plane holds `bits` bits of coordinates first .. first + count - 1: coordinate first + i in byte i / (8 / bits) from
+// row[offset] on, bit fields from the lowest up. Coordinates without a plane are 0 in the inner basis.
+struct CodePlane {
+  std::size_t offset = 0;
+  int first = 0, count = 0;  // first is a multiple of 4
+  int bits = 2, shift = 0;   // 1 or 2
+};
+struct CodeForm {
+  std::vector<CodePlane> planes;
+  int coded = 0;                  // coordinates below it may have codes; K: planes start at coordinate 0
+  std::vector<float> centre;      // [coded] multiples of 1/2: half of the largest code
+  std::vector<float> unit;        // [coded]
+  std::size_t gain_offset = 0;    // of the gain byte in a row
+  std::array<float, 256> gain{};  // finite
+};
+// Kernels may read (never use) this many bytes behind a row.
+inline constexpr std::size_t kCodeSlack = 64;
+
 class Codec {
  public:
   virtual ~Codec() = default;
@@ -71,6 +93,8 @@ class Codec {
   // V codecs: ADDS the model-basis value of an accumulated inner row to out; weight = sum of the probabilities of coded rows
   // (needed to add a removed mean back).
   virtual void inner_to_output(int kv_head, std::span<const float> inner, double weight, std::span<float> out) const = 0;
+  // Null: codes of this codec are decoded row by row.
+  [[nodiscard]] virtual const CodeForm* code_form(int /*kv_head*/) const { return nullptr; }
   // K codecs: the mean terms of one KV head (empty for V).
   [[nodiscard]] virtual KeyMean key_mean(int kv_head) const = 0;
 };

@@ -1,0 +1,160 @@
+// The integer kernels of attention, once for all instruction sets. V names vectors of words and floats of one set
+// (simd/*.h), B its 16-byte shuffles. Instantiated with types of an unnamed namespace only, so that every copy belongs to the
+// file compiled for it.
+//
+// Where the dot products are: key_scores and value_sums.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/kernels.h"
+
+namespace oscar::attention {
+
+template <class V, class B>
+struct CodeKernels {
+  using Words = typename V::Words;
+  using Floats = typename V::Floats;
+  using Sums = typename V::Sums;
+  static constexpr int kVectors = kTile / V::kWords;  // of a tile's tokens
+  static constexpr std::size_t kHeldTokens = kVectors;
+
+  static void transpose_words(const std::uint8_t* const* rows, int words, std::uint32_t* out) {
+    for (int j = 0; j < kTile; j += 4) {
+      for (int w = 0; w < words; w += 4) {
+        const auto a = B::load(rows[j] + 4 * w);
+        const auto b = B::load(rows[j + 1] + 4 * w);
+        const auto c = B::load(rows[j + 2] + 4 * w);
+        const auto d = B::load(rows[j + 3] + 4 * w);
+        const auto ab = B::low_words(a, b), AB = B::high_words(a, b);
+        const auto cd = B::low_words(c, d), CD = B::high_words(c, d);
+        std::uint32_t* to = out + w * kTile + j;
+        B::store(to, B::low_doubles(ab, cd));
+        B::store(to + kTile, B::high_doubles(ab, cd));
+        B::store(to + 2 * kTile, B::low_doubles(AB, CD));
+        B::store(to + 3 * kTile, B::high_doubles(AB, CD));
+      }
+    }
+  }
+
+  static void interleave(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out) {
+    for (int t = 0; t < kTile / 4; ++t, rows += 4, out += ldo) {
+      for (int i = 0; i < bytes; i += 16) {
+        const auto a = B::load(rows[0] + i);
+        const auto b = B::load(rows[1] + i);
+        const auto c = B::load(rows[2] + i);
+        const auto d = B::load(rows[3] + i);
+        const auto ab = B::low_bytes(a, b), AB = B::high_bytes(a, b);
+        const auto cd = B::low_bytes(c, d), CD = B::high_bytes(c, d);
+        B::store(out + i, B::low_halves(ab, cd));
+        B::store(out + i + 4, B::high_halves(ab, cd));
+        B::store(out + i + 8, B::low_halves(AB, CD));
+        B::store(out + i + 12, B::high_halves(AB, CD));
+      }
+    }
+  }
+
+  static void spread(const std::uint32_t* in, const Kernels::Spread& how, std::uint32_t* out) {
+    const Words kept = V::all(how.mask);
+    for (int g = 0; g < how.groups; ++g, in += how.ldi, out += how.ldo) {
+      int i = 0;
+      for (; i + V::kWords <= how.n; i += V::kWords) {
+        Words x = V::load(in + i);
+        std::uint32_t* to = out + i;
+#pragma GCC unroll 4
+        for (int f = 0; f < 4; ++f, to += how.field_stride) {
+          const Words field = V::shift_left(V::both(x, kept), how.left);
+          V::store(to, how.add ? V::either(field, V::load(to)) : field);
+          x = V::shift_right(x, how.bits);
+        }
+      }
+      for (; i < how.n; ++i) {
+        for (int f = 0; f < 4; ++f) {
+          std::uint32_t& to = out[f * how.field_stride + i];
+          to = (how.add ? to : 0U) | ((in[i] >> (f * how.bits)) & how.mask) << how.left;
+        }
+      }
+    }
+  }
+
+  // One query row against all tokens of the tile: its sums are registers from the first word to the last.
+  static void key_scores(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows, int words,
+                         const std::uint32_t* tile, const float* gain, bool add, float* s) {
+    for (int r = 0; r < rows; ++r, q += ldq, s += kTile) {
+      const IntegerQuery& about = query[r];
+      Sums sums[kHeldTokens];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sums[v] = V::start(about.even, about.odd, about.sum);
+      const std::uint32_t* codes = tile;
+      for (int w = 0; w < words; ++w, codes += kTile) {
+        const Words bytes = V::all(q[w]);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) V::add_products(sums[v], V::load(codes + v * V::kWords), bytes);
+      }
+      const Floats scale = V::all(about.scale);
+      const Floats rest = V::all(static_cast<float>(about.even + about.odd) - about.centre);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        const Floats factor = V::multiply(scale, V::load(gain + v * V::kWords));
+        const Floats sum = V::add(V::total(sums[v]), rest);
+        float* to = s + v * V::kWords;
+        V::store(to, add ? V::multiply_add(factor, sum, V::load(to)) : V::multiply(factor, sum));
+      }
+    }
+  }
+
+  static float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total) {
+    Floats x[kHeldTokens];
+    Floats most = V::zero();
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = V::multiply(V::load(p + v * V::kWords), V::load(gain + v * V::kWords));
+      most = V::larger(most, x[v]);
+    }
+    const float largest = V::largest(most);
+    const bool any = largest > 1e-30F;  // below, the factor would overflow
+    const Floats factor = V::all(any ? 255.0F / largest : 0.0F);
+    Words sums = V::no_words();
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) V::store_bytes(w + v * V::kWords, V::multiply(x[v], factor), sums);
+    *total = V::sum(sums);
+    return any ? largest / 255.0F : 0.0F;
+  }
+
+  static constexpr int kColumns = 64;  // held in registers at a time
+  static constexpr std::size_t kHeldColumns = kColumns / V::kWords;
+
+  static void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,
+                         float* out, std::int64_t ldo) {
+    // Groups of four tokens until the sums must be widened.
+    const int run = (kTile / 4) * 2 * 255 * largest <= V::kLongestSum ? kTile / 4 : kTile / 16;
+    for (int c = 0; c < cols; c += kColumns) {
+      for (int r = 0; r < rows; ++r) {
+        if (scale[r] == 0.0F) continue;
+        float* to = out + r * ldo + c;
+        const Floats factor = V::all(scale[r]);
+        for (int first = 0; first < kTile / 4; first += run) {
+          Sums sums[kHeldColumns];
+#pragma GCC unroll 16
+          for (int v = 0; v < kColumns / V::kWords; ++v) sums[v] = V::no_sums();
+          for (int t = first; t < first + run; ++t) {
+            std::uint32_t four = 0;
+            __builtin_memcpy(&four, w + r * kTile + 4 * t, sizeof four);
+            const Words weights = V::all(four);
+            const std::uint32_t* codes = tile + t * cols + c;
+#pragma GCC unroll 16
+            for (int v = 0; v < kColumns / V::kWords; ++v) V::add_products(sums[v], weights, V::load(codes + v * V::kWords));
+          }
+#pragma GCC unroll 16
+          for (int v = 0; v < kColumns / V::kWords; ++v) {
+            float* at = to + v * V::kWords;
+            V::store(at, V::multiply_add(factor, V::total(sums[v]), V::load(at)));
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace oscar::attention

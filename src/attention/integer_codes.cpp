@@ -1,0 +1,159 @@
+#include "attention/integer_codes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace oscar::attention {
+namespace {
+
+std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
+
+constexpr float kMaxByte = 127.0F;
+constexpr float kMaxSum = 32767.0F;
+
+}  // namespace
+
+void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, IntegerQuery& about) {
+  const int coded = form.coded;
+  std::fill_n(out, key_words(coded), 0U);
+  about = {};
+  // The scale is the smallest that keeps bytes in range, the centred sums over either half of the words in 16 bits, and the
+  // product of a byte pair too. Rounding adds up to 1/2 per byte to a sum.
+  std::array<float, 2> sum{}, slack{};
+  float scale = 0.0F;
+  bool finite = true;
+  for (int d = 0; d < coded; ++d) {
+    const float size = std::abs(q[d]);
+    finite = finite && std::isfinite(size);
+    const std::size_t half = size_of(d / 8 % 2);
+    const float centre = form.centre[size_of(d)];
+    sum[half] += size * centre;
+    slack[half] += 0.5F * centre;
+    scale = std::max(scale, size / kMaxByte);
+    if (d % 8 < 4 && d + 4 < coded) {  // bytes of one pair: coordinates d and d + 4
+      const float other = form.centre[size_of(d) + 4];
+      scale = std::max(scale, (2.0F * size * centre + 2.0F * std::abs(q[d + 4]) * other) / (kMaxSum - centre - other));
+    }
+  }
+  for (std::size_t half = 0; half < 2; ++half) scale = std::max(scale, sum[half] / (kMaxSum - 1.0F - slack[half]));
+  if (!finite || !std::isfinite(scale)) {
+    about.scale = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
+  const float inverse = 1.0F / scale;
+  if (!(scale > 0.0F) || !std::isfinite(inverse)) return;  // zero, or next to it
+  about.scale = scale;
+  std::array<float, 2> centres{};
+  for (int d = 0; d < coded; ++d) {
+    const int byte = static_cast<int>(std::clamp(std::nearbyint(q[d] * inverse), -kMaxByte, kMaxByte));
+    out[4 * (d / 16) + d % 4] |= static_cast<std::uint32_t>(byte & 0xFF) << (8 * (d / 4 % 4));
+    centres[size_of(d / 8 % 2)] += static_cast<float>(byte) * form.centre[size_of(d)];
+    about.sum += byte;
+  }
+  about.centre = centres[0] + centres[1];
+  about.even = static_cast<std::int16_t>(std::nearbyint(centres[0]));
+  about.odd = static_cast<std::int16_t>(std::nearbyint(centres[1]));
+}
+
+void IntegerTile::load_gains(const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells) {
+  const std::uint8_t* gain = row + form.gain_offset;
+  for (int j = 0; j < kTile; ++j) gain_[size_of(j)] = form.gain[gain[(j < cells ? size_of(j) : 0) * stride]];
+}
+
+void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
+                            int cells) {
+  load_gains(form, row, stride, cells);
+  n_words_ = key_words(form.coded);
+  if (form.planes.empty()) return;
+  const std::size_t base = form.planes.front().offset;
+  for (int j = 0; j < kTile; ++j) rows_[size_of(j)] = row + base + (j < cells ? size_of(j) : 0) * stride;
+  const CodePlane& last = form.planes.back();
+  const int packed = static_cast<int>(last.offset - base + size_of(last.count) / 4 + 3) / 4;
+  words_.reserve(size_of((round_up(packed, 4) + 1) * kTile));  // one more: the last plane may end within a word
+  aligned_.reserve(kTile);
+  tile_.reserve(size_of(n_words_ * kTile));
+  kernels.transpose_words(rows_.data(), packed, words_.data());
+  Kernels::Spread all{1, kTile, kTile, kTile, kTile, 2, 0, 0, false};
+  for (const CodePlane& plane : form.planes) {
+    const int begin = static_cast<int>(plane.offset - base);
+    const int shift = 8 * (begin % 4);
+    for (int w = 0; 16 * w < plane.count; ++w) {
+      const std::uint32_t* word = words_.data() + (begin / 4 + w) * kTile;
+      if (shift != 0) {
+        for (int j = 0; j < kTile; ++j) aligned_.data()[j] = (word[j] >> shift) | (word[kTile + j] << (32 - shift));
+        word = aligned_.data();
+      }
+      const int bytes = std::min(4, plane.count / 4 - 4 * w);
+      all.mask = 0x03030303U & (0xFFFFFFFFU >> (8 * (4 - bytes)));
+      all.left = plane.shift;
+      all.add = plane.shift != 0;
+      kernels.spread(word, all, tile_.data() + 4 * w * kTile);
+    }
+  }
+}
+
+void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
+                              int cells) {
+  load_gains(form, row, stride, cells);
+  lanes_ = value_lanes(form.coded);
+  const int cols = 4 * lanes_;
+  tile_.reserve(size_of(kTile / 4 * cols));
+  words_.reserve(size_of(kTile / 4 * (lanes_ + 16)));
+  aligned_.reserve(size_of(kTile / 4 * lanes_));
+  largest_ = 0;
+  int covered = 0;  // coordinates below it have bits already
+  for (const CodePlane& plane : form.planes) {
+    for (int j = 0; j < kTile; ++j) rows_[size_of(j)] = row + plane.offset + (j < cells ? size_of(j) : 0) * stride;
+    const int bytes = plane.count * plane.bits / 8;
+    const int ld = round_up(bytes, 16);
+    kernels.interleave(rows_.data(), bytes, ld, words_.data());
+    Kernels::Spread how{kTile / 4, plane.count / 4, ld, cols, lanes_, plane.bits, 0x03030303U, plane.shift, plane.first < covered};
+    const std::uint32_t* in = words_.data();
+    if (plane.bits == 1) {  // a byte holds eight coordinates: two lanes of four
+      how.mask = 0x01010101U;
+      how.ldi = lanes_;
+      for (int t = 0; t < kTile / 4; ++t) {
+        for (int i = 0; i < bytes; ++i) {
+          const std::uint32_t word = words_.data()[t * ld + i];
+          aligned_.data()[t * lanes_ + 2 * i] = word;
+          aligned_.data()[t * lanes_ + 2 * i + 1] = word >> 4;
+        }
+      }
+      in = aligned_.data();
+    }
+    kernels.spread(in, how, tile_.data() + plane.first / 4);
+    covered = std::max(covered, plane.first + plane.count);
+    largest_ |= ((1 << plane.bits) - 1) << plane.shift;
+  }
+}
+
+void IntegerTile::score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add,
+                        float* s) const {
+  kernels.key_scores(q, n_words_, query, rows, n_words_, tile_.data(), gain_.data(), add, s);
+}
+
+void IntegerTile::add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight,
+                             std::ptrdiff_t weight_stride) {
+  weights_.resize(size_of(rows * kTile));
+  scales_.resize(size_of(rows));
+  for (int r = 0; r < rows; ++r) {
+    std::int32_t total = 0;
+    const float scale = kernels.quantise_weights(p + r * kTile, gain_.data(), weights_.data() + r * kTile, &total);
+    scales_[size_of(r)] = scale;
+    weight[r * weight_stride] += static_cast<double>(scale) * total;
+  }
+  kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), 4 * lanes_, largest_, sums, 4 * lanes_);
+}
+
+void sums_to_inner(const CodeForm& form, const float* sums, double weight, int head_dim, float* inner) {
+  const int lanes = value_lanes(form.coded);
+  for (int d = 0; d < form.coded; ++d) {
+    const double sum = static_cast<double>(sums[d % 4 * lanes + d / 4]);
+    const double centre = static_cast<double>(form.centre[size_of(d)]);
+    inner[d] = static_cast<float>(static_cast<double>(form.unit[size_of(d)]) * (sum - centre * weight));
+  }
+  std::fill(inner + form.coded, inner + head_dim, 0.0F);
+}
+
+}  // namespace oscar::attention

@@ -1,0 +1,36 @@
+// AVX-512 with VNNI: what gains from wider vectors; the rest is AVX2's.
+#include "attention/kernels.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
+
+#include "attention/code_kernels.h"
+#include "attention/simd/avx2.h"
+#include "attention/simd/avx512.h"
+
+namespace oscar::attention {
+
+const Kernels* avx512_kernels() {
+  using Code = CodeKernels<Avx512, Sse>;
+  static const Kernels kernels = [] {
+    Kernels k = *avx2_kernels();
+    k.name = "avx512";
+    k.spread = Code::spread;
+    k.key_scores = Code::key_scores;
+    k.quantise_weights = Code::quantise_weights;
+    k.value_sums = Code::value_sums;
+    return k;
+  }();
+  return &kernels;
+}
+
+}  // namespace oscar::attention
+
+#else
+
+namespace oscar::attention {
+
+const Kernels* avx512_kernels() { return nullptr; }
+
+}  // namespace oscar::attention
+
+#endif
