@@ -17,6 +17,7 @@ void BlockState::start(const Operation& op, int n_rows) {
   rows.assign(size_of(n_rows), Row{kInvisible, 0.0, 0.0, 0.0});
   exact.reserve(size_of(n_rows * op.v_ld));
   code.reserve(size_of(n_rows * op.code_ld));
+  any_exact = any_code = false;
   std::fill_n(exact.data(), n_rows * op.v_ld, 0.0F);
   std::fill_n(code.data(), n_rows * op.code_ld, 0.0F);
 }
@@ -29,15 +30,21 @@ void BlockState::absorb(const Operation& op, const BlockState& other) {
     Row& a = rows[r];
     const Row& b = other.rows[r];
     if (b.max == kInvisible) continue;
-    const float max = std::max(a.max, b.max);
+    const float max = std::isnan(b.max) ? b.max : std::max(a.max, b.max);
     const double fa = (a.max == kInvisible) ? 0.0 : std::exp(static_cast<double>(a.max - max));
     const double fb = std::exp(static_cast<double>(b.max - max));
     const std::size_t exact_row = r * size_of(op.v_ld);
     const std::size_t code_row = r * size_of(op.code_ld);
-    add(exact.data() + exact_row, static_cast<float>(fa), other.exact.data() + exact_row, static_cast<float>(fb), op.v_ld);
-    add(code.data() + code_row, static_cast<float>(fa), other.code.data() + code_row, static_cast<float>(fb), op.code_ld);
+    if (any_exact || other.any_exact) {
+      add(exact.data() + exact_row, static_cast<float>(fa), other.exact.data() + exact_row, static_cast<float>(fb), op.v_ld);
+    }
+    if (any_code || other.any_code) {
+      add(code.data() + code_row, static_cast<float>(fa), other.code.data() + code_row, static_cast<float>(fb), op.code_ld);
+    }
     a = {max, fa * a.sum + fb * b.sum, fa * a.code_sum + fb * b.code_sum, fa * a.code_weight + fb * b.code_weight};
   }
+  any_exact |= other.any_exact;
+  any_code |= other.any_code;
 }
 
 void HeadQueries::load(const Operation& op, int kv_head, const TokenBlock& block) {
@@ -74,7 +81,7 @@ void HeadQueries::load_code(const Operation& op) {
     std::fill(out + op.k_dim, out + op.k_ld, 0.0F);
     if (form != nullptr) integer_query(*form, out, words_.data() + r * words, integer_[size_of(r)]);
   }
-  mean_.start(op.means[size_of(kv_head_)], q_.data(), op.k_ld, rows_);
+  mean_.start(op.means[kv_head_], q_.data(), op.k_ld, rows_);
 }
 
 void BlockWorker::run(const Operation& op, int first_head, int n_heads, const TokenBlock& block, std::int64_t begin,
@@ -90,12 +97,26 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
   }
   std::uint64_t misses = 0;
   for (std::int64_t column = begin; column < end; column += kTile) {
+    if (op.integer && column + kTile < end) fetch_codes(column + kTile);
     if (!plan_.build(op.args, *op.kernels, block, column)) continue;
     misses += plan_.misses();
     for (int h = 0; h < n_heads; ++h) attend_tile(heads_[size_of(first_head + h)], states[h]);
   }
   // Per cell and query: not once per head or layer.
   if (misses != 0 && first_head == 0 && op.args.layer_index == 0) op.args.cache->count_window_misses(misses);
+}
+
+// Asks for the next tile's codes while this one is worked on: K and V alternate, which the processor's own prefetch follows
+// badly.
+void BlockWorker::fetch_codes(std::int64_t column) const {
+  const std::int64_t cells = std::min<std::int64_t>(kTile, op_->args.n_kv - column);
+  for (const bool is_k : {true, false}) {
+    const std::size_t stride = (is_k ? op_->k_codec : op_->v_codec)->row_bytes();
+    const std::uint8_t* row =
+        op_->args.cache->code_rows(op_->args.layer_index, is_k) + static_cast<std::size_t>(op_->args.first_cell + column) * stride;
+    constexpr std::size_t kLine = 64;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(cells) * stride; i += kLine) __builtin_prefetch(row + i);
+  }
 }
 
 void BlockWorker::attend_tile(HeadQueries& queries, BlockState& state) {
@@ -112,6 +133,8 @@ void BlockWorker::attend_tile(HeadQueries& queries, BlockState& state) {
     if (plan_.any_exact()) code_scores_.reserve(size_of(rows * kTile));
     score_codes(queries, plan_.any_exact() ? code_scores_.data() : scores_.data());
   }
+  state.any_exact |= plan_.any_exact();
+  state.any_code |= plan_.any_code();
   for (int t = 0; t < block_.count; ++t) softmax_token(queries, t, state);
   add_values(queries, state);
 }
@@ -195,8 +218,12 @@ void BlockWorker::rescale(BlockState& state, int row, float factor) const {
   total.code_weight *= static_cast<double>(factor);
   float* exact = state.exact.data() + row * op_->v_ld;
   float* code = state.code.data() + row * op_->code_ld;
-  for (int d = 0; d < op_->v_ld; ++d) exact[d] *= factor;
-  for (int d = 0; d < op_->code_ld; ++d) code[d] *= factor;
+  if (state.any_exact) {
+    for (int d = 0; d < op_->v_ld; ++d) exact[d] *= factor;
+  }
+  if (state.any_code) {
+    for (int d = 0; d < op_->code_ld; ++d) code[d] *= factor;
+  }
 }
 
 void BlockWorker::add_values(const HeadQueries& queries, BlockState& state) {

@@ -31,7 +31,7 @@ struct Operation {
   int k_dim = 0, v_dim = 0;
   int k_ld = 0, v_ld = 0;       // padded row sizes: k_dim to kLane, v_dim to kPanel
   int code_ld = 0;              // row size of the coded accumulator
-  std::vector<HeadMean> means;  // [n_head_kv]
+  const HeadMean* means = nullptr;  // [n_head_kv]
 };
 
 // Numerator and denominator of a block's rows of one KV head over the cells seen so far; sums are relative to exp(max).
@@ -43,6 +43,7 @@ struct BlockState {
     double code_weight = 0.0;  // integer codes: of their rounded weights, gains included
   };
   std::vector<Row> rows;
+  bool any_exact = false, any_code = false;  // whether the accumulators hold anything but 0
   FloatBuffer exact;  // [rows][v_ld], model basis
   FloatBuffer code;   // [rows][code_ld]: inner basis, or weighted codes
 
@@ -83,6 +84,7 @@ class BlockWorker {
   void finish(const Operation& op, int kv_head, const TokenBlock& block, BlockState& state);
 
  private:
+  void fetch_codes(std::int64_t column) const;
   void attend_tile(HeadQueries& queries, BlockState& state);
   void score_codes(HeadQueries& queries, float* s);
   void softmax_token(const HeadQueries& queries, int token, BlockState& state);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string_view>
+#include <unordered_map>
 
 #include "attention/block.h"
 #include "oscar/attention/attention.h"
@@ -21,8 +22,8 @@ using namespace attention;
 constexpr int kBlockRows = 128;  // query rows of a block: enough to share a decoded tile, small enough for L2
 constexpr int kBlockTokens = 64;
 constexpr int kSharedRows = 64;            // up to here one piece does all KV heads: their rows lie in the same cache lines
-constexpr std::int64_t kSplitCells = 512;  // at least this many cells per split
-constexpr std::int64_t kMaxSplits = 64;    // bounds scratch: splits grow with the context instead
+constexpr std::int64_t kSplitCells = 128;  // at least this many cells per split
+constexpr std::int64_t kMaxSplits = 32;    // bounds scratch: splits grow with the context instead
 constexpr std::int64_t kPieces = 64;       // no splitting beyond this many pieces
 
 // OSCAR_ARITHMETIC=float decodes every code, for comparisons; else integer where the codec allows it.
@@ -61,6 +62,11 @@ struct AttentionJob::Impl {
   const bool integers = integers_wanted();
   Operation op;
   std::vector<std::unique_ptr<RopeTable>> tables;  // one per distinct set of angles met, kept for the next operations
+  struct LayerMeans {
+    int head_dim = 0;
+    std::vector<HeadMean> heads;
+  };
+  std::unordered_map<const Codec*, LayerMeans> means;  // kept likewise
 
   std::int64_t n_blocks = 0, block_tokens = 0, n_splits = 0, split_cells = 0;
   int piece_heads = 0;  // KV heads of a piece
@@ -97,14 +103,23 @@ struct AttentionJob::Impl {
     op.v_ld = round_up(spec.v_dim, kPanel);
     op.integer = integers && op.k_codec != nullptr && op.k_codec->code_form(0) != nullptr && op.v_codec->code_form(0) != nullptr;
     op.code_ld = op.integer ? 4 * value_lanes(spec.v_dim) : op.v_ld;
-    op.means.assign(static_cast<std::size_t>(spec.n_head_kv), HeadMean());
-    if (op.k_codec == nullptr) return;
-    for (int h = 0; h < spec.n_head_kv; ++h) {
-      const KeyMean mean = op.k_codec->key_mean(h);
-      if (mean.empty()) continue;
-      const RopeTable* table = mean.pre_rope.empty() ? nullptr : rope_table(*mean.rope);
-      op.means[static_cast<std::size_t>(h)] = HeadMean(mean, table, spec.k_dim);
+    op.means = (op.k_codec == nullptr) ? nullptr : means_of(*op.k_codec, spec);
+  }
+
+  // Made once per codec; looked at again because a codec may have another's address.
+  const HeadMean* means_of(const Codec& codec, const LayerSpec& spec) {
+    LayerMeans& known = means[&codec];
+    bool same = known.heads.size() == static_cast<std::size_t>(spec.n_head_kv) && known.head_dim == spec.k_dim;
+    for (int h = 0; h < spec.n_head_kv && same; ++h) same = known.heads[static_cast<std::size_t>(h)].made_from(codec.key_mean(h));
+    if (!same) {
+      known = {};
+      known.head_dim = spec.k_dim;
+      for (int h = 0; h < spec.n_head_kv; ++h) {
+        const KeyMean mean = codec.key_mean(h);
+        known.heads.emplace_back(mean, mean.pre_rope.empty() ? nullptr : rope_table(*mean.rope), spec.k_dim);
+      }
     }
+    return known.heads.data();
   }
 
   void cut() {

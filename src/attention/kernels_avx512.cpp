@@ -4,6 +4,7 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
 
 #include "attention/code_kernels.h"
+#include "attention/float_kernels.h"
 #include "attention/simd/avx2.h"
 #include "attention/simd/avx512.h"
 
@@ -11,9 +12,13 @@ namespace oscar::attention {
 
 const Kernels* avx512_kernels() {
   using Code = CodeKernels<Avx512, Sse>;
+  using Float = FloatKernels<Avx512>;
   static const Kernels kernels = [] {
     Kernels k = *avx2_kernels();
     k.name = "avx512";
+    k.multiply = Float::multiply;
+    k.logits = Float::logits;
+    k.exponentials = Float::exponentials;
     k.spread = Code::spread;
     k.key_scores = Code::key_scores;
     k.quantise_weights = Code::quantise_weights;

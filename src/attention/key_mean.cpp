@@ -113,7 +113,15 @@ void RopeTable::coefficients(const Kernels& kernels, const float* w, int rows, f
                    true);
 }
 
-HeadMean::HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim) {
+bool HeadMean::made_from(const KeyMean& mean) const {
+  const auto same = [](const std::vector<float>& a, std::span<const float> b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
+  if (!same(offset_, mean.offset) || !same(pre_rope_, mean.pre_rope) || (table != nullptr) != (mean.rope != nullptr)) return false;
+  return table == nullptr || (params_ == mean.rope->params() && table->same_angles(mean.rope->theta()));
+}
+
+HeadMean::HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim)
+    : offset_(mean.offset.begin(), mean.offset.end()), pre_rope_(mean.pre_rope.begin(), mean.pre_rope.end()) {
+  if (mean.rope != nullptr) params_ = mean.rope->params();
   constant.assign(size_of(head_dim), 0.0F);
   if (!mean.offset.empty()) std::copy(mean.offset.begin(), mean.offset.end(), constant.begin());
   if (!mean.pre_rope.empty()) {

@@ -66,6 +66,11 @@ struct HeadMean {
 
   HeadMean() = default;
   HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim);
+  [[nodiscard]] bool made_from(const KeyMean& mean) const;
+
+ private:
+  std::vector<float> offset_, pre_rope_;  // what it was made from
+  RopeParams params_;
 };
 
 // Positions of a tile's coded tokens.

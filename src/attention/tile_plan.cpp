@@ -66,6 +66,10 @@ void TilePlan::find_visible_cells(int tokens) {
   seen_.fill(kInvisible);
   for (int t = 0; t < tokens; ++t) {
     if (!visible(t)) continue;
+    if (bias(t) == nullptr) {
+      seen_.fill(0.0F);
+      return;
+    }
     const float* bias = bias_.data() + t * kTile;
     for (int j = 0; j < kTile; ++j) seen_.data()[j] = std::max(seen_.data()[j], bias[j]);
   }
@@ -86,6 +90,7 @@ void TilePlan::choose_tiers(const AttentionArgs& args, const TokenBlock& block) 
   const Windows& windows = args.cache->windows();
   any_exact_ = any_code_ = false;
   misses_ = 0;
+  if (all_coded(cells, windows, block)) return;
   tier_.fill(Tier::none);
   reads_.fill(0);
   bool by_token = false;
@@ -119,6 +124,40 @@ void TilePlan::choose_tiers(const AttentionArgs& args, const TokenBlock& block) 
   if (!any_code_) return;
   for (int j = 0; j < kTile; ++j) code_positions_.at[static_cast<std::size_t>(j)] = reads_code(j) ? position(j) : -1;
   code_positions_.find_run();
+}
+
+// The usual tile of a long context: every cell has a code and no exact row, and no query wants one. Plain loops without
+// branches; what the general way finds, sooner.
+bool TilePlan::all_coded(const KvCache::CellView& cells, const Windows& windows, const TokenBlock& block) {
+  if (n_cells_ < kTile) return false;
+  const std::int32_t* position = cells.position + first_cell_;
+  const std::int32_t* slot = cells.slot + first_cell_;
+  const std::uint8_t* flags = cells.flags + first_cell_;
+  std::int32_t slots = -1, least = position[0], most = position[0], off_run = 0;
+  std::uint8_t coded = 1;
+  for (int j = 0; j < kTile; ++j) slots &= slot[j];
+  for (int j = 0; j < kTile; ++j) coded &= flags[j];
+  for (int j = 0; j < kTile; ++j) {
+    least = std::min(least, position[j]);
+    most = std::max(most, position[j]);
+    off_run |= (position[j] - j) ^ position[0];
+  }
+  if (slots != -1 || coded == 0 || least < 0 || windows.exact(least, block.oldest) || windows.exact(most, block.oldest)) {
+    return false;
+  }
+  bool all = true;
+  for (int j = 0; j < kTile; ++j) {
+    const auto at = static_cast<std::size_t>(j);
+    const bool seen = seen_[at] != kInvisible;
+    reads_[at] = seen ? kCode : 0;
+    position_[at] = position[j];
+    code_positions_.at[at] = seen ? position[j] : -1;
+    any_code_ |= seen;
+    all &= seen;
+  }
+  code_positions_.run_start = position[0];
+  if (any_code_ && (off_run != 0 || !all)) code_positions_.find_run();
+  return true;
 }
 
 void TilePlan::count_misses(const AttentionArgs& args, const TokenBlock& block, int j) {

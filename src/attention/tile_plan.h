@@ -57,6 +57,7 @@ class TilePlan {
   void find_visible_cells(int tokens);
   void hide_cell(int tokens, int j);
   void choose_tiers(const AttentionArgs& args, const TokenBlock& block);
+  bool all_coded(const KvCache::CellView& cells, const Windows& windows, const TokenBlock& block);
   void count_misses(const AttentionArgs& args, const TokenBlock& block, int j);
   void select_by_token(const AttentionArgs& args, const TokenBlock& block);
 

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
 
 #include "codec/gain.h"
 #include "codec/row_kernels.h"
@@ -44,6 +47,19 @@ Run make_run(int width) {
   return run;
 }
 
+// H is its own transpose. One copy for all layers, so that it stays in the cache of a processor that goes through them.
+std::shared_ptr<const MatrixF> shared_hadamard(int dim) {
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<const MatrixF>> known;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const MatrixF> h = known[dim].lock();
+  if (h == nullptr) {
+    h = std::make_shared<const MatrixF>(hadamard(dim).cast<float>());
+    known[dim] = h;
+  }
+  return h;
+}
+
 class SpectralValueCodec final : public Codec {
  public:
   explicit SpectralValueCodec(SpectralValueConfig config) : n_head_kv_(config.n_head_kv), head_dim_(config.head_dim) {
@@ -69,12 +85,8 @@ class SpectralValueCodec final : public Codec {
     }
     scale_ = std::move(config.scale);
     for (int head = 0; head < n_head_kv_; ++head) forms_.push_back(make_form(head));
-    const MatrixF h = hadamard(head_dim_).cast<float>();
-    for (int head = 0; head < n_head_kv_; ++head) {
-      const MatrixF forward = config.signs.row(head).transpose().asDiagonal() * h;
-      backward_.emplace_back(forward.transpose());
-      forward_.push_back(forward);
-    }
+    signs_ = std::move(config.signs);
+    hadamard_ = shared_hadamard(head_dim_);
   }
 
   [[nodiscard]] std::string_view name() const override { return "spectral"; }
@@ -91,7 +103,9 @@ class SpectralValueCodec final : public Codec {
     HeadBuffer x;
     for (int h = 0; h < n_head_kv_; ++h) {
       const float* in = row.data() + size_of(h) * dim;
-      for (std::size_t d = 0; d < dim; ++d) x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) : 0.0F;
+      for (std::size_t d = 0; d < dim; ++d) {
+        x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) * sign(h, d) : 0.0F;
+      }
       out[gain_offset(h)] = encode_head(h, x, out.data() + size_of(h) * head_bytes_, stats);
     }
   }
@@ -102,7 +116,9 @@ class SpectralValueCodec final : public Codec {
     HeadBuffer y;
     for (int h = 0; h < n_head_kv_; ++h) {
       decode_inner(h, code, std::span(y).first(dim));
-      kernels_.row_times_matrix(y.data(), backward_[size_of(h)].data(), head_dim_, row.data() + size_of(h) * dim);
+      float* out = row.data() + size_of(h) * dim;
+      kernels_.row_times_matrix(y.data(), hadamard_->data(), head_dim_, out);
+      for (std::size_t d = 0; d < dim; ++d) out[d] *= sign(h, d);
     }
   }
 
@@ -140,8 +156,8 @@ class SpectralValueCodec final : public Codec {
 
   void inner_to_output(int kv_head, std::span<const float> inner, double /*weight*/, std::span<float> out) const override {
     HeadBuffer x;
-    kernels_.row_times_matrix(inner.data(), backward_[size_of(kv_head)].data(), head_dim_, x.data());
-    for (std::size_t d = 0; d < size_of(head_dim_); ++d) out[d] += x[d];
+    kernels_.row_times_matrix(inner.data(), hadamard_->data(), head_dim_, x.data());
+    for (std::size_t d = 0; d < size_of(head_dim_); ++d) out[d] += x[d] * sign(kv_head, d);
   }
 
   [[nodiscard]] const CodeForm* code_form(int kv_head) const override { return &forms_[size_of(kv_head)]; }
@@ -173,6 +189,7 @@ class SpectralValueCodec final : public Codec {
     }
     return form;
   }
+  [[nodiscard]] float sign(int head, std::size_t d) const { return signs_.data()[size_of(head * head_dim_) + d]; }
   [[nodiscard]] std::size_t gain_offset(int head) const { return size_of(n_head_kv_) * head_bytes_ + size_of(head); }
   [[nodiscard]] const Run& run_of(int d) const { return runs_[d < head_dim_ / 2 ? 0 : 1]; }
 
@@ -183,9 +200,10 @@ class SpectralValueCodec final : public Codec {
     }
   }
 
+  // x: signs applied.
   std::uint8_t encode_head(int h, const HeadBuffer& x, std::uint8_t* out, EncodeStats& stats) const {
     HeadBuffer y;
-    kernels_.row_times_matrix(x.data(), forward_[size_of(h)].data(), head_dim_, y.data());
+    kernels_.row_times_matrix(x.data(), hadamard_->data(), head_dim_, y.data());
     std::fill_n(out, head_bytes_, std::uint8_t{0});
     float energy = 0.0F;
     for (std::size_t d = 0; d < size_of(head_dim_); ++d) energy += y[d] * y[d];
@@ -227,7 +245,8 @@ class SpectralValueCodec final : public Codec {
   std::size_t head_bytes_ = 0;
   std::vector<float> scale_;
   std::vector<CodeForm> forms_;
-  std::vector<MatrixF> forward_, backward_;
+  MatrixF signs_;
+  std::shared_ptr<const MatrixF> hadamard_;
 };
 
 }  // namespace

@@ -13,6 +13,7 @@ struct Avx2 {
   using Floats = __m256;   // 8
   using Sums = __m256i;    // of byte products, per word
   static constexpr int kWords = 8;
+  static constexpr int kRegisters = 16;
 
   static Words load(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store(std::uint32_t* p, Words v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
@@ -29,7 +30,25 @@ struct Avx2 {
   static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
   static Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  static Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+  static Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
   static Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+  static Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+  static Floats absolute(Floats v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), v); }
+  static Floats with_sign(Floats size, Floats sign) { return _mm256_or_ps(size, _mm256_and_ps(sign, _mm256_set1_ps(-0.0F))); }
+  static Floats round(Floats v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Floats power_of_two(Floats n) {  // n integral, -126 .. 127
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  }
+  static Floats zero_below(Floats v, Floats x, Floats limit) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), v); }
+  static Floats where_equal(Floats a, Floats b, Floats yes, Floats no) {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+  }
+  static float sum(Floats v) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
   static float largest(Floats v) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));

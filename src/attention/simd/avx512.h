@@ -13,6 +13,7 @@ struct Avx512 {
   using Floats = __m512;
   using Sums = __m512i;
   static constexpr int kWords = 16;
+  static constexpr int kRegisters = 32;
 
   static Words load(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
   static void store(std::uint32_t* p, Words v) { _mm512_storeu_si512(p, v); }
@@ -29,7 +30,23 @@ struct Avx512 {
   static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   static Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  static Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+  static Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   static Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+  static Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+  static Floats absolute(Floats v) { return _mm512_abs_ps(v); }
+  static Floats with_sign(Floats size, Floats sign) { return _mm512_or_ps(size, _mm512_and_ps(sign, _mm512_set1_ps(-0.0F))); }
+  static Floats round(Floats v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Floats power_of_two(Floats n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+  }
+  static Floats zero_below(Floats v, Floats x, Floats limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
+  }
+  static Floats where_equal(Floats a, Floats b, Floats yes, Floats no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
+  }
+  static float sum(Floats v) { return _mm512_reduce_add_ps(v); }
   static float largest(Floats v) { return _mm512_reduce_max_ps(v); }
 
   // One 32-bit sum per word.

@@ -1,0 +1,174 @@
+// The binary32 kernels whose text is the same for all instruction sets; see code_kernels.h for V.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/kernels.h"
+
+namespace oscar::attention {
+
+template <class V>
+struct FloatKernels {
+  using Floats = typename V::Floats;
+  static constexpr int kWidth = V::kWords;
+  static constexpr float kInvisible = -__builtin_inff();
+
+  // exp(x) for x <= 88: x = n ln 2 + r, |r| <= ln 2 / 2, degree 6 in r (Cephes coefficients, 2 ulp); below -87.3 exactly 0.
+  static Floats exponential(Floats x) {
+    const Floats n = V::round(V::multiply(x, V::all(1.44269504F)));
+    Floats r = V::multiply_add(n, V::all(-0.693359375F), x);
+    r = V::multiply_add(n, V::all(2.12194440e-4F), r);
+    Floats p = V::all(1.9875691500e-4F);
+    p = V::multiply_add(p, r, V::all(1.3981999507e-3F));
+    p = V::multiply_add(p, r, V::all(8.3334519073e-3F));
+    p = V::multiply_add(p, r, V::all(4.1665795894e-2F));
+    p = V::multiply_add(p, r, V::all(1.6666665459e-1F));
+    p = V::multiply_add(p, r, V::all(5.0000001201e-1F));
+    p = V::multiply_add(V::multiply(p, r), r, V::add(r, V::all(1.0F)));
+    return V::zero_below(V::multiply(p, V::power_of_two(n)), x, V::all(-87.3F));
+  }
+
+  // tanh(|x|) = 1 - 2 / (exp(2 |x|) + 1); the absolute error of about 1e-7 is what matters for a logit of softcap * tanh.
+  static Floats hyperbolic_tangent(Floats x) {
+    const Floats magnitude = V::smaller(V::all(20.0F), V::absolute(x));
+    const Floats e = exponential(V::add(magnitude, magnitude));
+    const Floats one = V::all(1.0F);
+    return V::with_sign(V::subtract(one, V::divide(V::all(2.0F), V::add(e, one))), x);
+  }
+
+  static float logits(float* s, const float* bias, float slope, float softcap) {
+    const Floats slopes = V::all(slope);
+    const Floats cap = V::all(softcap);
+    Floats max = V::all(kInvisible);
+    for (int j = 0; j < kTile; j += kWidth) {
+      Floats x = V::load(s + j);
+      if (softcap != 0.0F) x = V::multiply(cap, hyperbolic_tangent(V::divide(x, cap)));
+      if (bias != nullptr) {
+        const Floats value = V::load(bias + j);
+        x = V::where_equal(value, V::all(kInvisible), V::all(kInvisible), V::multiply_add(slopes, value, x));
+      }
+      V::store(s + j, x);
+      max = V::larger(max, x);
+    }
+    return V::largest(max);
+  }
+
+  static float exponentials(float* s, float max) {
+    const Floats maximum = V::all(max);
+    Floats sum = V::zero();
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Floats p = exponential(V::subtract(V::load(s + j), maximum));
+      V::store(s + j, p);
+      sum = V::add(sum, p);
+    }
+    return V::sum(sum);
+  }
+
+  static void complex_multiply(const float* a, const float* b, int n, float* out) {
+    static_assert(kLane % 8 == 0);
+    for (int i = 0; i < n; i += kWidth) {
+      const Floats ar = V::load(a + i);
+      const Floats ai = V::load(a + n + i);
+      const Floats br = V::load(b + i);
+      const Floats bi = V::load(b + n + i);
+      V::store(out + i, V::subtract(V::multiply(ar, br), V::multiply(ai, bi)));
+      V::store(out + n + i, V::multiply_add(ar, bi, V::multiply(ai, br)));
+    }
+  }
+
+  // R rows x C vectors of the product, in registers over the whole depth.
+  template <int R, int C>
+  static void multiply_block(const float* a, std::int64_t lda, int depth, const float* b, std::int64_t ldb, float* c,
+                             std::int64_t ldc, bool accumulate) {
+    constexpr std::size_t kRows = R;
+    constexpr std::size_t kVectors = C;
+    Floats sums[kRows][kVectors];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < C; ++v) sums[r][v] = V::zero();
+    }
+    for (int i = 0; i < depth; ++i, b += ldb) {
+      Floats row[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < C; ++v) row[v] = V::load(b + v * kWidth);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const Floats factor = V::all(a[r * lda + i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < C; ++v) sums[r][v] = V::multiply_add(factor, row[v], sums[r][v]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < C; ++v) {
+        float* to = c + r * ldc + v * kWidth;
+        V::store(to, accumulate ? V::add(V::load(to), sums[r][v]) : sums[r][v]);
+      }
+    }
+  }
+
+  template <int C>
+  static void multiply_columns(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, float* c,
+                               std::int64_t ldc, bool accumulate) {
+    constexpr int kMost = V::kRegisters / (C + 1) < 6 ? V::kRegisters / (C + 1) : 6;
+    // In blocks of nearly equal height: a last block of one row would wait for its few sums.
+    const int blocks = (rows + kMost - 1) / kMost;
+    for (int block = 0, r = 0; block < blocks; ++block) {
+      const int height = (rows - r + blocks - block - 1) / (blocks - block);
+      const auto with = [&](auto rows_of_block) {
+        constexpr int kHeight = decltype(rows_of_block)::value;
+        if constexpr (kHeight <= kMost) {
+          multiply_block<kHeight, C>(a + r * lda, lda, depth, b, ldb, c + r * ldc, ldc, accumulate);
+        }
+      };
+      switch (height) {
+        case 6:
+          with(Rows<6>{});
+          break;
+        case 5:
+          with(Rows<5>{});
+          break;
+        case 4:
+          with(Rows<4>{});
+          break;
+        case 3:
+          with(Rows<3>{});
+          break;
+        case 2:
+          with(Rows<2>{});
+          break;
+        default:
+          with(Rows<1>{});
+          break;
+      }
+      r += height;
+    }
+  }
+
+  static void multiply(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols, float* c,
+                       std::int64_t ldc, bool accumulate) {
+    // Wide blocks suit few rows; many rows want height.
+    const int wide = (rows <= V::kRegisters / 5) ? 4 : 2;
+    int n = 0;
+    for (; n + wide * kWidth <= cols; n += wide * kWidth) {
+      if (wide == 4) {
+        multiply_columns<4>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+      } else {
+        multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+      }
+    }
+    for (; n + 2 * kWidth <= cols; n += 2 * kWidth) multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+    for (; n < cols; n += kWidth) multiply_columns<1>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+  }
+
+ private:
+  template <int R>
+  struct Rows {
+    static constexpr int value = R;
+  };
+};
+
+}  // namespace oscar::attention
