@@ -72,6 +72,7 @@ void HeadQueries::load_code(const Operation& op) {
   code_q_.reserve(size_of(rows_ * op.k_ld));
   const CodeForm* form = op.integer ? op.k_codec->code_form(kv_head_) : nullptr;
   const int words = (form != nullptr) ? key_words(form->coded) : 0;
+  if (form != nullptr) key_plan_ = key_word_plan(*form);
   words_.reserve(size_of(rows_ * words));
   integer_.resize(size_of(rows_));
   for (int r = 0; r < rows_; ++r) {
@@ -97,25 +98,29 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
   }
   std::uint64_t misses = 0;
   for (std::int64_t column = begin; column < end; column += kTile) {
-    if (op.integer && column + kTile < end) fetch_codes(column + kTile);
     if (!plan_.build(op.args, *op.kernels, block, column)) continue;
     misses += plan_.misses();
-    for (int h = 0; h < n_heads; ++h) attend_tile(heads_[size_of(first_head + h)], states[h]);
+    for (int h = 0; h < n_heads; ++h) {
+      if (op.integer && column + kTile < end) fetch_codes(column + kTile, h, n_heads);
+      attend_tile(heads_[size_of(first_head + h)], states[h]);
+    }
   }
   // Per cell and query: not once per head or layer.
   if (misses != 0 && first_head == 0 && op.args.layer_index == 0) op.args.cache->count_window_misses(misses);
 }
 
-// Asks for the next tile's codes while this one is worked on: K and V alternate, which the processor's own prefetch follows
-// badly.
-void BlockWorker::fetch_codes(std::int64_t column) const {
-  const std::int64_t cells = std::min<std::int64_t>(kTile, op_->args.n_kv - column);
+// Asks for a part of the next tile's codes while this one is worked on: K and V alternate, which the processor's own prefetch
+// follows badly, and all of it at once would wait for the memory.
+void BlockWorker::fetch_codes(std::int64_t column, int part, int parts) const {
+  const auto cells = static_cast<std::size_t>(std::min<std::int64_t>(kTile, op_->args.n_kv - column));
   for (const bool is_k : {true, false}) {
     const std::size_t stride = (is_k ? op_->k_codec : op_->v_codec)->row_bytes();
     const std::uint8_t* row =
         op_->args.cache->code_rows(op_->args.layer_index, is_k) + static_cast<std::size_t>(op_->args.first_cell + column) * stride;
     constexpr std::size_t kLine = 64;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(cells) * stride; i += kLine) __builtin_prefetch(row + i);
+    const std::size_t lines = (cells * stride + kLine - 1) / kLine;
+    const std::size_t end = lines * size_of(part + 1) / size_of(parts);
+    for (std::size_t i = lines * size_of(part) / size_of(parts); i < end; ++i) __builtin_prefetch(row + i * kLine);
   }
 }
 
@@ -148,7 +153,7 @@ void BlockWorker::score_codes(HeadQueries& queries, float* s) {
   if (op_->integer) {
     const std::size_t stride = op_->k_codec->row_bytes();
     const std::uint8_t* row = args.cache->code_rows(args.layer_index, true) + static_cast<std::size_t>(plan_.cell(0)) * stride;
-    integer_tile_.load_keys(kernels, *op_->k_codec->code_form(kv_head), row, stride, plan_.n_cells());
+    integer_tile_.load_keys(kernels, *op_->k_codec->code_form(kv_head), queries.key_plan_, row, stride, plan_.n_cells());
     if (!mean.empty()) mean.logits(kernels, plan_.code_positions(), s);
     integer_tile_.score(kernels, queries.words_.data(), queries.integer_.data(), rows, !mean.empty(), s);
     return;

@@ -70,6 +70,7 @@ class HeadQueries {
   FloatBuffer code_q_;  // [rows][k_ld]: inner basis
   WordBuffer words_;    // [rows][key_words]: the same as integers
   std::vector<IntegerQuery> integer_;
+  std::vector<Kernels::KeyWord> key_plan_;
   MeanTerm mean_;
 };
 
@@ -84,7 +85,7 @@ class BlockWorker {
   void finish(const Operation& op, int kv_head, const TokenBlock& block, BlockState& state);
 
  private:
-  void fetch_codes(std::int64_t column) const;
+  void fetch_codes(std::int64_t column, int part, int parts) const;
   void attend_tile(HeadQueries& queries, BlockState& state);
   void score_codes(HeadQueries& queries, float* s);
   void softmax_token(const HeadQueries& queries, int token, BlockState& state);

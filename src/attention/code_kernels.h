@@ -55,26 +55,83 @@ struct CodeKernels {
     }
   }
 
-  static void spread(const std::uint32_t* in, const Kernels::Spread& how, std::uint32_t* out) {
-    const Words kept = V::all(how.mask);
-    for (int g = 0; g < how.groups; ++g, in += how.ldi, out += how.ldo) {
+  // (x >> right, or << left) without the shift by 0.
+  template <int kLeft>
+  static Words moved(Words x) {
+    if constexpr (kLeft > 0) return V::template left<kLeft>(x);
+    if constexpr (kLeft < 0) return V::template right<-kLeft>(x);
+    return x;
+  }
+
+  template <int kLevel, int kField>
+  static void add_field(Words word, Words keep, Words& to) {
+    const Words field = V::both(moved<2 * (kLevel - kField)>(word), keep);
+    if constexpr (kLevel == 0) {
+      to = field;
+    } else {
+      to = V::either(to, field);
+    }
+  }
+
+  template <int kLevel>
+  static void add_level(const std::uint32_t* packed, const Kernels::KeyWord& word, Words (&fields)[4]) {
+    constexpr std::size_t kAt = kLevel;
+    const std::uint32_t* from = packed + word.at[kAt] * kTile;
+    Words x = V::load(from);
+    if (word.shift[kAt] != 0) {
+      x = V::either(V::shift_right(x, word.shift[kAt]), V::shift_left(V::load(from + kTile), 32 - word.shift[kAt]));
+    }
+    const Words keep = V::all((0x03030303U & word.keep[kAt]) << (2 * kLevel));
+    add_field<kLevel, 0>(x, keep, fields[0]);
+    add_field<kLevel, 1>(x, keep, fields[1]);
+    add_field<kLevel, 2>(x, keep, fields[2]);
+    add_field<kLevel, 3>(x, keep, fields[3]);
+  }
+
+  static void unpack_keys(const std::uint32_t* packed, const Kernels::KeyWord* words, int n_words, std::uint32_t* tile) {
+    for (int w = 0; w < n_words; ++w, tile += 4 * kTile) {
+      for (int j = 0; j < kTile; j += V::kWords) {
+        Words fields[4];
+        add_level<0>(packed + j, words[w], fields);
+        if (words[w].levels > 1) add_level<1>(packed + j, words[w], fields);
+        if (words[w].levels > 2) add_level<2>(packed + j, words[w], fields);
+        if (words[w].levels > 3) add_level<3>(packed + j, words[w], fields);
+        for (int f = 0; f < 4; ++f) V::store(tile + f * kTile + j, fields[f]);
+      }
+    }
+  }
+
+  template <int kBits, int kLeft>
+  static void spread_fields(const std::uint32_t* in, const Kernels::Spread& how, std::uint32_t* out) {
+    constexpr std::uint32_t kMask = (kBits == 2 ? 0x03030303U : 0x01010101U) << kLeft;
+    const Words keep = V::all(kMask);
+    for (int g = 0; g < kTile / 4; ++g, in += how.ldi, out += how.ldo) {
       int i = 0;
       for (; i + V::kWords <= how.n; i += V::kWords) {
-        Words x = V::load(in + i);
+        const Words x = V::load(in + i);
+        const auto put = [&](Words field, std::uint32_t* to) { V::store(to, how.add ? V::either(field, V::load(to)) : field); };
         std::uint32_t* to = out + i;
-#pragma GCC unroll 4
-        for (int f = 0; f < 4; ++f, to += how.field_stride) {
-          const Words field = V::shift_left(V::both(x, kept), how.left);
-          V::store(to, how.add ? V::either(field, V::load(to)) : field);
-          x = V::shift_right(x, how.bits);
-        }
+        put(V::both(moved<kLeft>(x), keep), to);
+        put(V::both(moved<kLeft - kBits>(x), keep), to + how.field_stride);
+        put(V::both(moved<kLeft - 2 * kBits>(x), keep), to + 2 * how.field_stride);
+        put(V::both(moved<kLeft - 3 * kBits>(x), keep), to + 3 * how.field_stride);
       }
       for (; i < how.n; ++i) {
         for (int f = 0; f < 4; ++f) {
           std::uint32_t& to = out[f * how.field_stride + i];
-          to = (how.add ? to : 0U) | ((in[i] >> (f * how.bits)) & how.mask) << how.left;
+          to = (how.add ? to : 0U) | (((in[i] >> (f * kBits)) << kLeft) & kMask);
         }
       }
+    }
+  }
+
+  static void spread(const std::uint32_t* in, const Kernels::Spread& how, std::uint32_t* out) {
+    if (how.bits == 2) {
+      spread_fields<2, 0>(in, how, out);
+    } else if (how.left == 0) {
+      spread_fields<1, 0>(in, how, out);
+    } else {
+      spread_fields<1, 2>(in, how, out);
     }
   }
 

@@ -89,7 +89,34 @@ struct FloatKernels {
 #pragma GCC unroll 4
       for (int v = 0; v < C; ++v) sums[r][v] = V::zero();
     }
-    for (int i = 0; i < depth; ++i, b += ldb) {
+    int i = 0;
+    if constexpr (R * C <= 4) {
+      // Few sums wait for each other: two of each, over the even and the odd steps.
+      Floats odd[kRows][kVectors];
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < C; ++v) odd[r][v] = V::zero();
+      }
+      for (; i + 2 <= depth; i += 2, b += 2 * ldb) {
+#pragma GCC unroll 4
+        for (int v = 0; v < C; ++v) {
+          const Floats first = V::load(b + v * kWidth);
+          const Floats second = V::load(b + ldb + v * kWidth);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r) {
+            sums[r][v] = V::multiply_add(V::all(a[r * lda + i]), first, sums[r][v]);
+            odd[r][v] = V::multiply_add(V::all(a[r * lda + i + 1]), second, odd[r][v]);
+          }
+        }
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < C; ++v) sums[r][v] = V::add(sums[r][v], odd[r][v]);
+      }
+    }
+    for (; i < depth; ++i, b += ldb) {
       Floats row[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < C; ++v) row[v] = V::load(b + v * kWidth);

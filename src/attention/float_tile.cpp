@@ -1,7 +1,6 @@
 #include "attention/float_tile.h"
 
 #include <algorithm>
-#include <cassert>
 
 namespace oscar::attention {
 namespace {
@@ -12,16 +11,16 @@ std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
 void find_exact_rows(const AttentionArgs& args, const TilePlan& plan, bool is_k, int kv_head, int n_head_kv, int dim,
                      RowPointers& rows) {
+  const std::uint16_t* base = args.cache->exact_rows(args.layer_index, is_k) + kv_head * dim;
+  const std::int32_t* slot = args.cache->cells().slot;
   for (int j = 0; j < kTile; ++j) {
     rows[size_of(j)] = nullptr;
     if (!plan.reads_exact(j)) continue;
-    const std::span<const std::uint16_t> row = args.cache->exact(args.layer_index, is_k, plan.cell(j));
-    assert(row.size() == size_of(n_head_kv * dim));
-    (void)n_head_kv;
-    rows[size_of(j)] = row.data() + kv_head * dim;
+    const std::uint16_t* row = base + std::ptrdiff_t{slot[plan.cell(j)]} * n_head_kv * dim;
+    rows[size_of(j)] = row;
     constexpr int kLine = 32;  // values
-    for (int d = 0; d < dim; d += kLine) __builtin_prefetch(rows[size_of(j)] + d);
-    __builtin_prefetch(rows[size_of(j)] + dim - 1);
+    for (int d = 0; d < dim; d += kLine) __builtin_prefetch(row + d);
+    __builtin_prefetch(row + dim - 1);
   }
 }
 

@@ -61,8 +61,24 @@ void IntegerTile::load_gains(const CodeForm& form, const std::uint8_t* row, std:
   for (int j = 0; j < kTile; ++j) gain_[size_of(j)] = form.gain[gain[(j < cells ? size_of(j) : 0) * stride]];
 }
 
-void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
-                            int cells) {
+std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form) {
+  std::vector<Kernels::KeyWord> plan(size_of(key_words(form.coded) / 4));
+  for (const CodePlane& plane : form.planes) {
+    const int begin = static_cast<int>(plane.offset - form.planes.front().offset);
+    for (int w = 0; 16 * w < plane.count; ++w) {
+      Kernels::KeyWord& word = plan[size_of(w)];
+      const auto level = size_of(word.levels++);
+      word.at[level] = begin / 4 + w;
+      word.shift[level] = 8 * (begin % 4);
+      const int bytes = std::min(4, plane.count / 4 - 4 * w);
+      word.keep[level] = 0xFFFFFFFFU >> (8 * (4 - bytes));
+    }
+  }
+  return plan;
+}
+
+void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan,
+                            const std::uint8_t* row, std::size_t stride, int cells) {
   load_gains(form, row, stride, cells);
   n_words_ = key_words(form.coded);
   if (form.planes.empty()) return;
@@ -71,26 +87,9 @@ void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, const 
   const CodePlane& last = form.planes.back();
   const int packed = static_cast<int>(last.offset - base + size_of(last.count) / 4 + 3) / 4;
   words_.reserve(size_of((round_up(packed, 4) + 1) * kTile));  // one more: the last plane may end within a word
-  aligned_.reserve(kTile);
   tile_.reserve(size_of(n_words_ * kTile));
   kernels.transpose_words(rows_.data(), packed, words_.data());
-  Kernels::Spread all{1, kTile, kTile, kTile, kTile, 2, 0, 0, false};
-  for (const CodePlane& plane : form.planes) {
-    const int begin = static_cast<int>(plane.offset - base);
-    const int shift = 8 * (begin % 4);
-    for (int w = 0; 16 * w < plane.count; ++w) {
-      const std::uint32_t* word = words_.data() + (begin / 4 + w) * kTile;
-      if (shift != 0) {
-        for (int j = 0; j < kTile; ++j) aligned_.data()[j] = (word[j] >> shift) | (word[kTile + j] << (32 - shift));
-        word = aligned_.data();
-      }
-      const int bytes = std::min(4, plane.count / 4 - 4 * w);
-      all.mask = 0x03030303U & (0xFFFFFFFFU >> (8 * (4 - bytes)));
-      all.left = plane.shift;
-      all.add = plane.shift != 0;
-      kernels.spread(word, all, tile_.data() + 4 * w * kTile);
-    }
-  }
+  kernels.unpack_keys(words_.data(), plan.data(), static_cast<int>(plan.size()), tile_.data());
 }
 
 void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
@@ -108,10 +107,9 @@ void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, cons
     const int bytes = plane.count * plane.bits / 8;
     const int ld = round_up(bytes, 16);
     kernels.interleave(rows_.data(), bytes, ld, words_.data());
-    Kernels::Spread how{kTile / 4, plane.count / 4, ld, cols, lanes_, plane.bits, 0x03030303U, plane.shift, plane.first < covered};
+    Kernels::Spread how{plane.count / 4, ld, cols, lanes_, plane.bits, plane.shift, plane.first < covered};
     const std::uint32_t* in = words_.data();
     if (plane.bits == 1) {  // a byte holds eight coordinates: two lanes of four
-      how.mask = 0x01010101U;
       how.ldi = lanes_;
       for (int t = 0; t < kTile / 4; ++t) {
         for (int i = 0; i < bytes; ++i) {

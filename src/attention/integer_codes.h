@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "attention/buffer.h"
@@ -24,6 +25,8 @@ namespace oscar::attention {
 // In word 4 (d / 16) + d % 4, byte d / 4 % 4 belongs to coordinate d: the order in which key fields are taken apart.
 [[nodiscard]] constexpr int key_words(int coded) { return 4 * ((coded + 15) / 16); }
 void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, IntegerQuery& about);
+// Where the kernels find the fields of key words.
+std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form);
 
 // Columns of a value tile: coordinate d in column (d % 4) * lanes + d / 4.
 [[nodiscard]] constexpr int value_lanes(int coded) { return (coded / 4 + 15) / 16 * 16; }
@@ -32,7 +35,7 @@ void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, Int
 class IntegerTile {
  public:
   // Rows of `cells` tokens from `row` on, `stride` bytes apart (tokens beyond repeat the first); all kTile are unpacked.
-  void load_keys(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells);
+  void load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan, const std::uint8_t* row, std::size_t stride, int cells);
   void load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells);
 
   // s[r * kTile + j] (+)= logits, see key_scores.

@@ -4,6 +4,7 @@
 // need no alignment (64 bytes is fastest). Sums run in an order that depends on the shapes only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace oscar::attention {
@@ -62,14 +63,23 @@ struct Kernels {
   // Byte b of out[t * ldo + i] = rows[4 t + b][i], i < bytes rounded up to 16, t < kTile / 4.
   void (*interleave)(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out);
 
-  // Takes the four bit fields of `in` apart, all bytes of a word at once: for g < groups, i < n, f < 4
+  // Codes of keys as bytes. Word w of the result is made of two-bit fields of `packed` [words][kTile]: level l of it lies in
+  // the 32 bits that begin at bit shift[l] of word at[l] (of each token), keep[l] says which bytes belong to it.
+  //   tile[(4 w + f) * kTile + j] = OR over levels of ((word_l >> (2 f)) & 0x03030303 & keep[l]) << (2 l),  f < 4
+  struct KeyWord {
+    int levels = 0;
+    std::array<int, 4> at{}, shift{};
+    std::array<std::uint32_t, 4> keep{};
+  };
+  void (*unpack_keys)(const std::uint32_t* packed, const KeyWord* words, int n_words, std::uint32_t* tile);
+
+  // Codes of values as bytes: for g < kTile / 4, i < n, f < 4
   //   out[g * ldo + f * field_stride + i] = (add ? same : 0) | ((in[g * ldi + i] >> (f * bits)) & mask) << left
+  // with mask = 2^bits - 1 in every byte, bits 1 or 2, left 0, 1 or 2.
   struct Spread {
-    int groups = 1, n = 0;
+    int n = 0;
     std::int64_t ldi = 0, ldo = 0, field_stride = 0;
-    int bits = 2;
-    std::uint32_t mask = 0;  // within the lowest field of each byte
-    int left = 0;
+    int bits = 2, left = 0;
     bool add = false;
   };
   void (*spread)(const std::uint32_t* in, const Spread& how, std::uint32_t* out);

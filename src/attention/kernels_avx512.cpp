@@ -19,6 +19,7 @@ const Kernels* avx512_kernels() {
     k.multiply = Float::multiply;
     k.logits = Float::logits;
     k.exponentials = Float::exponentials;
+    k.unpack_keys = Code::unpack_keys;
     k.spread = Code::spread;
     k.key_scores = Code::key_scores;
     k.quantise_weights = Code::quantise_weights;

@@ -107,12 +107,31 @@ void interleave(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, st
   }
 }
 
+void unpack_keys(const std::uint32_t* packed, const Kernels::KeyWord* words, int n_words, std::uint32_t* tile) {
+  for (int w = 0; w < n_words; ++w) {
+    for (int j = 0; j < kTile; ++j) {
+      for (int f = 0; f < 4; ++f) {
+        std::uint32_t bytes = 0;
+        for (int l = 0; l < words[w].levels; ++l) {
+          const auto level = static_cast<std::size_t>(l);
+          const std::uint32_t* from = packed + words[w].at[level] * kTile + j;
+          const std::uint64_t both = from[0] | (words[w].shift[level] != 0 ? std::uint64_t{from[kTile]} << 32 : 0);
+          const auto word = static_cast<std::uint32_t>(both >> words[w].shift[level]);
+          bytes |= ((word >> (2 * f)) & 0x03030303U & words[w].keep[level]) << (2 * l);
+        }
+        tile[(4 * w + f) * kTile + j] = bytes;
+      }
+    }
+  }
+}
+
 void spread(const std::uint32_t* in, const Kernels::Spread& how, std::uint32_t* out) {
-  for (int g = 0; g < how.groups; ++g) {
+  const std::uint32_t mask = (how.bits == 2) ? 0x03030303U : 0x01010101U;
+  for (int g = 0; g < kTile / 4; ++g) {
     for (int i = 0; i < how.n; ++i) {
       for (int f = 0; f < 4; ++f) {
         std::uint32_t& to = out[g * how.ldo + f * how.field_stride + i];
-        to = (how.add ? to : 0U) | ((in[g * how.ldi + i] >> (f * how.bits)) & how.mask) << how.left;
+        to = (how.add ? to : 0U) | ((in[g * how.ldi + i] >> (f * how.bits)) & mask) << how.left;
       }
     }
   }
@@ -164,7 +183,7 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 
 const Kernels& scalar_kernels() {
   static constexpr Kernels kernels = {"scalar",   widen,  mask_row,   dots,         transpose,        multiply,
-                                      logits,     exponentials, transpose_words, interleave, spread, key_scores,
+                                      logits,     exponentials, transpose_words, interleave, unpack_keys, spread, key_scores,
                                       quantise_weights, value_sums, complex_multiply};
   return kernels;
 }

@@ -104,6 +104,11 @@ const std::uint8_t* KvCache::code_rows(int layer_index, bool is_k) const {
   return impl_->stores[impl_->store_index(layer_index, is_k)].codes.data();
 }
 
+const std::uint16_t* KvCache::exact_rows(int layer_index, bool is_k) const {
+  const RowStore& s = impl_->stores[impl_->store_index(layer_index, is_k)];
+  return reinterpret_cast<const std::uint16_t*>(static_cast<const void*>(s.exact.data()));
+}
+
 std::size_t KvCache::Impl::at(std::int64_t cell) const {
   if (cell < 0 || cell >= n_cells) fail("cell {} is outside the cache of {} cells", cell, n_cells);
   return static_cast<std::size_t>(cell);

@@ -114,6 +114,8 @@ class KvCache {
   // Code rows of all cells, [n_cells][row_bytes()], readable for kCodeSlack bytes more; rows of cells without a code hold
   // anything.
   [[nodiscard]] const std::uint8_t* code_rows(int layer_index, bool is_k) const;
+  // Exact rows by slot, [n_slots][n_head_kv * dim] binary16.
+  [[nodiscard]] const std::uint16_t* exact_rows(int layer_index, bool is_k) const;
 
   // row_bytes() of the codec, and the binary16 row; empty if the cell has none.
   [[nodiscard]] std::span<const std::uint8_t> code(int layer_index, bool is_k, std::int64_t cell) const;

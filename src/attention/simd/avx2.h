@@ -23,6 +23,15 @@ struct Avx2 {
   static Words shift_right(Words v, int n) { return _mm256_srl_epi32(v, _mm_cvtsi32_si128(n)); }
   static Words shift_left(Words v, int n) { return _mm256_sll_epi32(v, _mm_cvtsi32_si128(n)); }
 
+  template <int n>
+  static Words left(Words v) {
+    return _mm256_slli_epi32(v, n);
+  }
+  template <int n>
+  static Words right(Words v) {
+    return _mm256_srli_epi32(v, n);
+  }
+
   static Floats load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
   static Floats all(float x) { return _mm256_set1_ps(x); }

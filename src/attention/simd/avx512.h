@@ -23,6 +23,15 @@ struct Avx512 {
   static Words shift_right(Words v, int n) { return _mm512_srl_epi32(v, _mm_cvtsi32_si128(n)); }
   static Words shift_left(Words v, int n) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(n)); }
 
+  template <int n>
+  static Words left(Words v) {
+    return _mm512_slli_epi32(v, n);
+  }
+  template <int n>
+  static Words right(Words v) {
+    return _mm512_srli_epi32(v, n);
+  }
+
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
   static Floats all(float x) { return _mm512_set1_ps(x); }
