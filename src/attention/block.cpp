@@ -154,7 +154,7 @@ void BlockWorker::score_codes(HeadQueries& queries, float* s) {
     const std::size_t stride = op_->k_codec->row_bytes();
     const std::uint8_t* row = args.cache->code_rows(args.layer_index, true) + static_cast<std::size_t>(plan_.cell(0)) * stride;
     integer_tile_.load_keys(kernels, *op_->k_codec->code_form(kv_head), queries.key_plan_, row, stride, plan_.n_cells());
-    if (!mean.empty()) mean.logits(kernels, plan_.code_positions(), s);
+    if (!mean.empty()) mean.logits(kernels, plan_.code_positions(), phase_, s);
     integer_tile_.score(kernels, queries.words_.data(), queries.integer_.data(), rows, !mean.empty(), s);
     return;
   }
@@ -162,7 +162,7 @@ void BlockWorker::score_codes(HeadQueries& queries, float* s) {
   code_tile_.score(kernels, queries.code_q_.data(), rows, s);
   if (mean.empty()) return;
   mean_scores_.reserve(size_of(rows * kTile));
-  mean.logits(kernels, plan_.code_positions(), mean_scores_.data());
+  mean.logits(kernels, plan_.code_positions(), phase_, mean_scores_.data());
   for (int i = 0; i < rows * kTile; ++i) s[i] += mean_scores_.data()[i];
 }
 

@@ -96,6 +96,7 @@ class BlockWorker {
   const Operation* op_ = nullptr;
   TokenBlock block_;
   TilePlan plan_;
+  TilePhase phase_;
   std::vector<HeadQueries> heads_;  // by KV head
   RowPointers k_rows_{}, v_rows_{};
   FloatTile exact_tile_, code_tile_;

@@ -65,15 +65,17 @@ struct FloatKernels {
     return V::sum(sum);
   }
 
-  static void complex_multiply(const float* a, const float* b, int n, float* out) {
-    static_assert(kLane % 8 == 0);
+  static void complex_multiply(const float* a, int rows, const float* b, int n, float* out) {
+    static_assert(kPanel % kWidth == 0);
     for (int i = 0; i < n; i += kWidth) {
-      const Floats ar = V::load(a + i);
-      const Floats ai = V::load(a + n + i);
       const Floats br = V::load(b + i);
       const Floats bi = V::load(b + n + i);
-      V::store(out + i, V::subtract(V::multiply(ar, br), V::multiply(ai, bi)));
-      V::store(out + n + i, V::multiply_add(ar, bi, V::multiply(ai, br)));
+      for (std::ptrdiff_t r = i; r < std::ptrdiff_t{rows} * 2 * n; r += 2 * n) {
+        const Floats ar = V::load(a + r);
+        const Floats ai = V::load(a + r + n);
+        V::store(out + r, V::subtract(V::multiply(ar, br), V::multiply(ai, bi)));
+        V::store(out + r + n, V::multiply_add(ar, bi, V::multiply(ai, br)));
+      }
     }
   }
 

@@ -99,8 +99,9 @@ struct Kernels {
   void (*value_sums)(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,
                      float* out, std::int64_t ldo);
 
-  // out = a * b for complex rows stored as n real parts, then n imaginary parts; n is a multiple of kLane.
-  void (*complex_multiply)(const float* a, const float* b, int n, float* out);
+  // out[r] = a[r] * b, r < rows, for complex rows [2 n] stored as n real parts, then n imaginary parts; n is a multiple of
+  // kPanel. out may be a.
+  void (*complex_multiply)(const float* a, int rows, const float* b, int n, float* out);
 };
 
 const Kernels& scalar_kernels();

@@ -19,6 +19,7 @@ const Kernels* avx512_kernels() {
     k.multiply = Float::multiply;
     k.logits = Float::logits;
     k.exponentials = Float::exponentials;
+    k.complex_multiply = Float::complex_multiply;
     k.unpack_keys = Code::unpack_keys;
     k.spread = Code::spread;
     k.key_scores = Code::key_scores;

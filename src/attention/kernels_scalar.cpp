@@ -83,11 +83,13 @@ float exponentials(float* s, float max) {
   return sum;
 }
 
-void complex_multiply(const float* a, const float* b, int n, float* out) {
-  for (int i = 0; i < n; ++i) {
-    const float re = a[i] * b[i] - a[n + i] * b[n + i];
-    out[n + i] = a[i] * b[n + i] + a[n + i] * b[i];
-    out[i] = re;
+void complex_multiply(const float* a, int rows, const float* b, int n, float* out) {
+  for (int r = 0; r < rows; ++r, a += 2 * n, out += 2 * n) {
+    for (int i = 0; i < n; ++i) {
+      const float re = a[i] * b[i] - a[n + i] * b[n + i];
+      out[n + i] = a[i] * b[n + i] + a[n + i] * b[i];
+      out[i] = re;
+    }
   }
 }
 

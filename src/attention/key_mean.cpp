@@ -3,6 +3,7 @@
 #include <Eigen/QR>
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "oscar/base/matrix.h"
@@ -25,7 +26,7 @@ MatrixD chebyshev(int terms) {
 }  // namespace
 
 RopeTable::RopeTable(std::span<const double> theta)
-    : theta_(theta.begin(), theta.end()), order_(theta.size()), padded_pairs_(round_up(static_cast<int>(theta.size()), kLane)) {
+    : theta_(theta.begin(), theta.end()), order_(theta.size()), padded_pairs_(round_up(static_cast<int>(theta.size()), kPanel)) {
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(),
                    [&](int a, int b) { return std::abs(theta_[size_of(a)]) > std::abs(theta_[size_of(b)]); });
@@ -95,16 +96,21 @@ void RopeTable::phase(const Kernels& kernels, std::int64_t t, float* out) const 
   std::copy_n(entry(0, t % kRadix), 2 * padded_pairs_, out);
   int digit = 1;
   for (t /= kRadix; t != 0; t /= kRadix, ++digit) {
-    if (t % kRadix != 0) kernels.complex_multiply(out, entry(digit, t % kRadix), padded_pairs_, out);
+    if (t % kRadix != 0) kernels.complex_multiply(out, 1, entry(digit, t % kRadix), padded_pairs_, out);
   }
 }
 
 void RopeTable::coefficients(const Kernels& kernels, const float* w, int rows, float* out) const {
   const int ldw = 2 * padded_pairs_;
   const int ldo = coefficient_ld();
+  // By fours: what is copied too much is overwritten by what follows.
+  constexpr int kStep = 4;
   for (int r = 0; r < rows; ++r) {
-    std::copy_n(w + r * ldw, n_fast_, out + r * ldo);
-    std::copy_n(w + r * ldw + padded_pairs_, n_fast_, out + r * ldo + n_fast_);
+    for (const int part : {0, 1}) {
+      const float* from = w + r * ldw + part * padded_pairs_;
+      float* to = out + r * ldo + part * n_fast_;
+      for (int i = 0; i < n_fast_; i += kStep) std::memcpy(to + i, from + i, kStep * sizeof(float));
+    }
   }
   const int slow = n_pairs() - n_fast_;
   if (slow == 0) return;
@@ -181,7 +187,17 @@ void MeanTerm::start(const HeadMean& mean, const float* q, std::int64_t ldq, int
   }
 }
 
-void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, float* s) {
+const float* TilePhase::at(const Kernels& kernels, const RopeTable& of, std::int64_t position) {
+  if (table != &of || t != position) {
+    table = &of;
+    t = position;
+    row.reserve(size_of(2 * of.padded_pairs()));
+    of.phase(kernels, position, row.data());
+  }
+  return row.data();
+}
+
+void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) {
   if (mean_->table == nullptr) {
     std::fill_n(s, rows_ * kTile, 0.0F);
   } else if (positions.run_start < 0) {
@@ -189,13 +205,10 @@ void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, fl
   } else {
     const RopeTable& table = *mean_->table;
     const int ld = 2 * table.padded_pairs();
-    phase_.reserve(size_of(ld));
     turned_.reserve(size_of(rows_ * ld));
     factors_.reserve(size_of(rows_ * table.coefficient_ld()));
-    table.phase(kernels, positions.run_start, phase_.data());
-    for (int r = 0; r < rows_; ++r) {
-      kernels.complex_multiply(w_.data() + r * ld, phase_.data(), table.padded_pairs(), turned_.data() + r * ld);
-    }
+    kernels.complex_multiply(w_.data(), rows_, phase.at(kernels, table, positions.run_start), table.padded_pairs(),
+                             turned_.data());
     table.coefficients(kernels, turned_.data(), rows_, factors_.data());
     kernels.multiply(factors_.data(), table.coefficient_ld(), rows_, table.depth(), table.basis(), kTile, kTile, s, kTile, false);
   }

@@ -27,7 +27,7 @@ class RopeTable {
 
   [[nodiscard]] bool same_angles(std::span<const double> theta) const;
   [[nodiscard]] int n_pairs() const { return static_cast<int>(order_.size()); }  // n_rot / 2
-  [[nodiscard]] int padded_pairs() const { return padded_pairs_; }               // rounded up to kLane; the rest is 0
+  [[nodiscard]] int padded_pairs() const { return padded_pairs_; }               // rounded up to kPanel; the rest is 0
   [[nodiscard]] std::span<const int> order() const { return order_; }            // pairs, the fastest first: the order of all rows
   // out [2 * padded_pairs]: real, then imaginary parts of e^(i theta t), t >= 0.
   void phase(const Kernels& kernels, std::int64_t t, float* out) const;
@@ -81,6 +81,15 @@ struct TilePositions {
   void find_run();  // from `at`
 };
 
+// e^(i theta t) of the tile that is worked on; heads share it.
+struct TilePhase {
+  const RopeTable* table = nullptr;
+  std::int64_t t = -1;
+  FloatBuffer row;  // [2 * padded_pairs]
+
+  const float* at(const Kernels& kernels, const RopeTable& of, std::int64_t position);
+};
+
 // One KV head's mean logits of a block of query rows.
 class MeanTerm {
  public:
@@ -88,7 +97,7 @@ class MeanTerm {
   void start(const HeadMean& mean, const float* q, std::int64_t ldq, int rows);
   [[nodiscard]] bool empty() const { return rows_ == 0; }
   // s[r * kTile + j] = the term of coded token j for row r; tokens that are not read get anything finite.
-  void logits(const Kernels& kernels, const TilePositions& positions, float* s);
+  void logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s);
 
  private:
   void scattered(const Kernels& kernels, const TilePositions& positions, float* s);
@@ -97,7 +106,7 @@ class MeanTerm {
   int rows_ = 0;
   std::vector<float> constant_;           // [rows]
   FloatBuffer w_, mirrored_;              // [rows][2 * padded_pairs]; conj(w)
-  FloatBuffer phase_, turned_, factors_;  // of one tile
+  FloatBuffer turned_, factors_;          // of one tile
   FloatBuffer phase_rows_;                // [kTile][2 * padded_pairs]
 };
 

@@ -191,16 +191,22 @@ TEST_P(KernelsTest, ExponentialsAreAccurateAndExactlyZeroWhenHidden) {
   }
 }
 
-TEST_P(KernelsTest, ComplexMultiply) {
-  const int n = 40;
-  const std::vector<float> a = random_values(2 * n, 8);
+TEST_P(KernelsTest, ComplexMultiplyAlsoInPlace) {
+  const std::size_t n = 48;
+  const std::size_t rows = 3;
+  std::vector<float> a = random_values(rows * 2 * n, 8);
   const std::vector<float> b = random_values(2 * n, 9);
-  std::vector<float> out(2 * n);
-  kernels().complex_multiply(a.data(), b.data(), n, out.data());
-  for (std::size_t i = 0; i < n; ++i) {
-    EXPECT_NEAR(out[i], a[i] * b[i] - a[n + i] * b[n + i], 1e-6F);
-    EXPECT_NEAR(out[n + i], a[i] * b[n + i] + a[n + i] * b[i], 1e-6F);
+  std::vector<float> out(a.size());
+  kernels().complex_multiply(a.data(), 3, b.data(), 48, out.data());
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::size_t re = 2 * n * r + i;
+      EXPECT_NEAR(out[re], a[re] * b[i] - a[re + n] * b[n + i], 1e-6F);
+      EXPECT_NEAR(out[re + n], a[re] * b[n + i] + a[re + n] * b[i], 1e-6F);
+    }
   }
+  kernels().complex_multiply(a.data(), 3, b.data(), 48, a.data());
+  EXPECT_EQ(a, out);
 }
 
 TEST(CpuPath, ScalarIsAlwaysThereAndLast) {

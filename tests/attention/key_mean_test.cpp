@@ -56,6 +56,7 @@ TEST_P(MeanTermTest, EqualsRopeAppliedToTheMean) {
     term.start(head, queries.data(), c.dim, kRows);
     ASSERT_FALSE(term.empty());
     std::vector<float> s(kRows * kTile);
+    TilePhase phase;
     for (const std::int32_t t : {0, 1, 63, 64, 100, 4095, 4096, 262143, 16777217, 2000000000, -7, -100000}) {
       TilePositions positions;
       for (int j = 0; j < kTile; ++j) {
@@ -65,7 +66,7 @@ TEST_P(MeanTermTest, EqualsRopeAppliedToTheMean) {
       }
       positions.find_run();
       EXPECT_EQ(positions.run_start, t >= 0 ? t : -1);
-      term.logits(kernels, positions, s.data());
+      term.logits(kernels, positions, phase, s.data());
       for (int r = 0; r < kRows; ++r) {
         for (int j = 0; j < kTile; ++j) {
           const std::int32_t p = positions.at[static_cast<std::size_t>(j)];
