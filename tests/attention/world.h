@@ -16,6 +16,7 @@
 #include "oscar/base/half.h"
 #include "oscar/cache/kv_cache.h"
 #include "oscar/codec/int2.h"
+#include "oscar/codec/spectral.h"
 
 namespace oscar::test {
 
@@ -26,6 +27,7 @@ struct Shape {
   int k_dim = 64, v_dim = 64;
   Mean mean = Mean::rope;
   bool coded = true;
+  bool spectral = false;  // its codec, else int2; attended as integers
   Windows windows{8, 40, 16};
   RopePairing pairing = RopePairing::neox;
   int n_rot = 0;  // 0: k_dim
@@ -109,6 +111,10 @@ class World {
     spec.v_dim = shape_.v_dim;
     spec.rope = rope_;
     if (!shape_.coded) return spec;
+    if (shape_.spectral) {
+      make_spectral(spec);
+      return spec;
+    }
     Int2Config k;
     k.n_head_kv = shape_.n_head_kv;
     k.head_dim = shape_.k_dim;
@@ -124,6 +130,43 @@ class World {
     spec.k = make_int2_codec(std::move(k));
     spec.v = make_int2_codec(std::move(v));
     return spec;
+  }
+
+  // Widths 4, 2 and 0. Key coordinates are of one size here, so that wider codes have smaller steps and a query's integers are
+  // coarser than on a model's keys, whose wide coordinates are large ones.
+  void make_spectral(LayerSpec& spec) {
+    SpectralKeyConfig k;
+    k.n_head_kv = shape_.n_head_kv;
+    k.head_dim = shape_.k_dim;
+    k.rope = rope_;
+    if (shape_.mean == Mean::rope) k.mean_pre_rope = key_mean_;
+    if (shape_.mean == Mean::fixed) k.mean = 0.5F * key_mean_;
+    const int quads = shape_.k_dim / 4;
+    for (int h = 0; h < shape_.n_head_kv; ++h) {
+      SpectralKeyHead head;
+      head.transform = random_rotation(shape_.k_dim, rng_);
+      head.inverse = head.transform.transpose();
+      int digits = 0;
+      for (int quad = 0; quad < quads; ++quad) {
+        int width = (quad < quads / 4) ? 4 : 2;
+        if (quad >= quads - 4) width = (digits % 16 != 0) ? 2 : 0;  // digits are a multiple of 16
+        digits += 2 * width;
+        for (int i = 0; i < 4; ++i) {
+          head.width.push_back(width);
+          head.step.push_back(width == 4 ? 0.335F : 1.0F);
+          head.inverse_sigma.push_back(1.0F);
+        }
+      }
+      k.heads.push_back(std::move(head));
+    }
+    spec.k = make_spectral_key_codec(std::move(k));
+    SpectralValueConfig v;
+    v.n_head_kv = shape_.n_head_kv;
+    v.head_dim = shape_.v_dim;
+    v.signs = MatrixF::Constant(shape_.n_head_kv, shape_.v_dim, 1.0F);
+    v.signs(0, 1) = -1.0F;
+    v.scale.assign(static_cast<std::size_t>(shape_.n_head_kv), 1.0F);
+    spec.v = make_spectral_value_codec(std::move(v));
   }
 
   Shape shape_;
@@ -250,13 +293,23 @@ inline double worst_row_error(const std::vector<float>& got, const std::vector<f
   return worst;
 }
 
-// OSCAR_CPU for the life of the object.
-class CpuPath {
+// An environment variable for the life of the object.
+class Environment {
  public:
-  explicit CpuPath(std::string_view name) { setenv("OSCAR_CPU", std::string(name).c_str(), 1); }
-  ~CpuPath() { unsetenv("OSCAR_CPU"); }
-  CpuPath(const CpuPath&) = delete;
-  CpuPath& operator=(const CpuPath&) = delete;
+  Environment(std::string name, std::string_view value) : name_(std::move(name)) {
+    setenv(name_.c_str(), std::string(value).c_str(), 1);
+  }
+  ~Environment() { unsetenv(name_.c_str()); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::string name_;
+};
+
+class CpuPath : Environment {
+ public:
+  explicit CpuPath(std::string_view name) : Environment("OSCAR_CPU", name) {}
 };
 
 }  // namespace oscar::test
