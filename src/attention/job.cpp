@@ -1,13 +1,14 @@
 // AttentionJob: cuts an operation into pieces and hands them out.
 //
 // Piece = (KV head or all of them, block of query tokens, split of the context). The cut depends on the operation only, never on threads.
-// Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the job and the
-// thread that finishes a block's last split merges them in split order.
+// Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the job, and threads
+// that find no piece left merge them in split order, KV head by KV head.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 
 #include "attention/block.h"
@@ -70,7 +71,7 @@ struct AttentionJob::Impl {
 
   std::int64_t n_blocks = 0, block_tokens = 0, n_splits = 0, split_cells = 0;
   int piece_heads = 0;  // KV heads of a piece
-  std::atomic<std::int64_t> next{0};
+  std::atomic<std::int64_t> next{0}, next_merge{0};
   std::vector<std::atomic<std::int64_t>> unfinished;  // [n_blocks * n_head_kv / piece_heads] splits left
   std::vector<BlockState> partial;                    // [the same][n_splits][piece_heads], only if n_splits > 1
 
@@ -128,7 +129,7 @@ struct AttentionJob::Impl {
     n_blocks = (args.n_tokens + most - 1) / most;
     block_tokens = (n_blocks == 0) ? 0 : (args.n_tokens + n_blocks - 1) / n_blocks;
     piece_heads = (n_blocks == 1 && block_tokens * op.group <= kSharedRows) ? op.n_head_kv : 1;
-    const std::int64_t groups = n_blocks * op.n_head_kv / piece_heads;
+    const std::int64_t groups = n_groups();
     const std::int64_t wanted =
         (groups == 0) ? 1 : std::min({(args.n_kv + kSplitCells - 1) / kSplitCells, kMaxSplits, kPieces / groups});
     n_splits = std::max<std::int64_t>(wanted, 1);
@@ -144,6 +145,7 @@ struct AttentionJob::Impl {
       partial.resize(static_cast<std::size_t>(groups * n_splits * piece_heads));
     }
     next.store(0, std::memory_order_relaxed);
+    next_merge.store(0, std::memory_order_relaxed);
   }
 
   TokenBlock token_block(std::int64_t block) const {
@@ -167,13 +169,42 @@ struct AttentionJob::Impl {
     if (thread.states.size() < heads) thread.states.resize(heads);
     BlockState* first = (n_splits > 1) ? &partial[group * static_cast<std::size_t>(n_splits) * heads] : thread.states.data();
     thread.worker.run(op, first_head, piece_heads, tokens, begin, end, first + split * piece_heads);
-    if (n_splits > 1) {
-      if (unfinished[group].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-      for (std::int64_t s = 1; s < n_splits; ++s) {
-        for (int h = 0; h < piece_heads; ++h) first[h].absorb(op, first[s * piece_heads + h]);
-      }
+    if (n_splits == 1) {
+      for (int h = 0; h < piece_heads; ++h) thread.worker.finish(op, first_head + h, tokens, first[h]);
+    } else {
+      unfinished[group].fetch_sub(1, std::memory_order_release);
     }
-    for (int h = 0; h < piece_heads; ++h) thread.worker.finish(op, first_head + h, tokens, first[h]);
+  }
+
+  // Merges the splits of one (block, KV head), in split order. Threads that found no piece left come here: the pieces that it
+  // waits for are running.
+  void merge(std::int64_t task, Thread& thread) {
+    const auto group = static_cast<std::size_t>(task / piece_heads);
+    const std::int64_t h = task % piece_heads;
+    for (int spins = 0; unfinished[group].load(std::memory_order_acquire) != 0; ++spins) {
+      if (spins > 1000) std::this_thread::yield();
+    }
+    const std::int64_t head_groups = op.n_head_kv / piece_heads;
+    BlockState* first = &partial[group * static_cast<std::size_t>(n_splits * piece_heads)] + h;
+    for (std::int64_t s = 1; s < n_splits; ++s) first->absorb(op, first[s * piece_heads]);
+    const std::int64_t head = static_cast<std::int64_t>(group) % head_groups * piece_heads + h;
+    thread.worker.finish(op, static_cast<int>(head), token_block(static_cast<std::int64_t>(group) / head_groups), *first);
+  }
+
+  [[nodiscard]] std::int64_t n_groups() const { return (n_blocks == 0) ? 0 : n_blocks * op.n_head_kv / piece_heads; }
+
+  void run(Thread& thread) {
+    for (;;) {
+      const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
+      if (piece >= n_groups() * n_splits) break;
+      run_piece(piece, thread);
+    }
+    if (n_splits == 1) return;
+    for (;;) {
+      const std::int64_t task = next_merge.fetch_add(1, std::memory_order_relaxed);
+      if (task >= n_groups() * piece_heads) return;
+      merge(task, thread);
+    }
   }
 };
 
@@ -198,12 +229,7 @@ void AttentionJob::run(int thread) {
     guest = std::make_unique<Impl::Thread>();
     own = guest.get();
   }
-  const std::int64_t pieces = impl.n_blocks * (impl.op.n_head_kv / std::max(impl.piece_heads, 1)) * impl.n_splits;
-  for (;;) {
-    const std::int64_t piece = impl.next.fetch_add(1, std::memory_order_relaxed);
-    if (piece >= pieces) return;
-    impl.run_piece(piece, *own);
-  }
+  impl.run(*own);
 }
 
 }  // namespace oscar

@@ -43,8 +43,8 @@ struct AttentionArgs {
 void attention_reference(const AttentionArgs& args);
 
 // The product path. Usage from a host's thread pool: one AttentionJob per operation and run; every thread calls run(). Work
-// is cut by KV head, query block and context in pieces that do not depend on the number of threads, and the last thread to
-// finish a piece merges it, so results are bit-identical for any thread count and need no barrier.
+// is cut by KV head, query block and context in pieces that do not depend on the number of threads, and partial results are
+// merged in a fixed order, so results are bit-identical for any thread count and need no barrier.
 class AttentionJob {
  public:
   AttentionJob();
