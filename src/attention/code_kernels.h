@@ -20,13 +20,14 @@ struct CodeKernels {
   static constexpr int kVectors = kTile / V::kWords;  // of a tile's tokens
   static constexpr std::size_t kHeldTokens = kVectors;
 
-  static void transpose_words(const std::uint8_t* const* rows, int words, std::uint32_t* out) {
-    for (int j = 0; j < kTile; j += 4) {
+  static void transpose_words(const std::uint8_t* rows, std::size_t stride, int words, std::uint32_t* out) {
+    for (int j = 0; j < kTile; j += 4, rows += 4 * stride) {
       for (int w = 0; w < words; w += 4) {
-        const auto a = B::load(rows[j] + 4 * w);
-        const auto b = B::load(rows[j + 1] + 4 * w);
-        const auto c = B::load(rows[j + 2] + 4 * w);
-        const auto d = B::load(rows[j + 3] + 4 * w);
+        const std::uint8_t* from = rows + 4 * w;
+        const auto a = B::load(from);
+        const auto b = B::load(from + stride);
+        const auto c = B::load(from + 2 * stride);
+        const auto d = B::load(from + 3 * stride);
         const auto ab = B::low_words(a, b), AB = B::high_words(a, b);
         const auto cd = B::low_words(c, d), CD = B::high_words(c, d);
         std::uint32_t* to = out + w * kTile + j;
@@ -38,13 +39,14 @@ struct CodeKernels {
     }
   }
 
-  static void interleave(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out) {
-    for (int t = 0; t < kTile / 4; ++t, rows += 4, out += ldo) {
+  static void interleave(const std::uint8_t* rows, std::size_t stride, int bytes, std::int64_t ldo, std::uint32_t* out) {
+    for (int t = 0; t < kTile / 4; ++t, rows += 4 * stride, out += ldo) {
       for (int i = 0; i < bytes; i += 16) {
-        const auto a = B::load(rows[0] + i);
-        const auto b = B::load(rows[1] + i);
-        const auto c = B::load(rows[2] + i);
-        const auto d = B::load(rows[3] + i);
+        const std::uint8_t* from = rows + i;
+        const auto a = B::load(from);
+        const auto b = B::load(from + stride);
+        const auto c = B::load(from + 2 * stride);
+        const auto d = B::load(from + 3 * stride);
         const auto ab = B::low_bytes(a, b), AB = B::high_bytes(a, b);
         const auto cd = B::low_bytes(c, d), CD = B::high_bytes(c, d);
         B::store(out + i, B::low_halves(ab, cd));
@@ -53,6 +55,11 @@ struct CodeKernels {
         B::store(out + i + 12, B::high_halves(AB, CD));
       }
     }
+  }
+
+  static void look_up(const std::uint8_t* rows, std::size_t stride, const float* table, float* out) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kTile; ++j) out[j] = table[rows[static_cast<std::size_t>(j) * stride]];
   }
 
   // (x >> right, or << left) without the shift by 0.

@@ -56,9 +56,12 @@ void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, Int
   about.odd = static_cast<std::int16_t>(std::nearbyint(centres[1]));
 }
 
-void IntegerTile::load_gains(const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells) {
-  const std::uint8_t* gain = row + form.gain_offset;
-  for (int j = 0; j < kTile; ++j) gain_[size_of(j)] = form.gain[gain[(j < cells ? size_of(j) : 0) * stride]];
+// Kernels take kTile rows; behind the last cells of a cache there may be no memory.
+const std::uint8_t* IntegerTile::whole(const std::uint8_t* row, std::size_t stride, int cells) {
+  if (cells == kTile) return row;
+  last_.assign(kTile * stride + kCodeSlack, 0);
+  std::copy_n(row, size_of(cells) * stride, last_.begin());
+  return last_.data();
 }
 
 std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form) {
@@ -79,22 +82,23 @@ std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form) {
 
 void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan,
                             const std::uint8_t* row, std::size_t stride, int cells) {
-  load_gains(form, row, stride, cells);
+  row = whole(row, stride, cells);
+  kernels.look_up(row + form.gain_offset, stride, form.gain.data(), gain_.data());
   n_words_ = key_words(form.coded);
   if (form.planes.empty()) return;
   const std::size_t base = form.planes.front().offset;
-  for (int j = 0; j < kTile; ++j) rows_[size_of(j)] = row + base + (j < cells ? size_of(j) : 0) * stride;
   const CodePlane& last = form.planes.back();
   const int packed = static_cast<int>(last.offset - base + size_of(last.count) / 4 + 3) / 4;
   words_.reserve(size_of((round_up(packed, 4) + 1) * kTile));  // one more: the last plane may end within a word
   tile_.reserve(size_of(n_words_ * kTile));
-  kernels.transpose_words(rows_.data(), packed, words_.data());
+  kernels.transpose_words(row + base, stride, packed, words_.data());
   kernels.unpack_keys(words_.data(), plan.data(), static_cast<int>(plan.size()), tile_.data());
 }
 
 void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
                               int cells) {
-  load_gains(form, row, stride, cells);
+  row = whole(row, stride, cells);
+  kernels.look_up(row + form.gain_offset, stride, form.gain.data(), gain_.data());
   lanes_ = value_lanes(form.coded);
   const int cols = 4 * lanes_;
   tile_.reserve(size_of(kTile / 4 * cols));
@@ -103,10 +107,9 @@ void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, cons
   largest_ = 0;
   int covered = 0;  // coordinates below it have bits already
   for (const CodePlane& plane : form.planes) {
-    for (int j = 0; j < kTile; ++j) rows_[size_of(j)] = row + plane.offset + (j < cells ? size_of(j) : 0) * stride;
     const int bytes = plane.count * plane.bits / 8;
     const int ld = round_up(bytes, 16);
-    kernels.interleave(rows_.data(), bytes, ld, words_.data());
+    kernels.interleave(row + plane.offset, stride, bytes, ld, words_.data());
     Kernels::Spread how{plane.count / 4, ld, cols, lanes_, plane.bits, plane.shift, plane.first < covered};
     const std::uint32_t* in = words_.data();
     if (plane.bits == 1) {  // a byte holds eight coordinates: two lanes of four

@@ -34,7 +34,7 @@ std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form);
 // The tile of one thread; heads take turns.
 class IntegerTile {
  public:
-  // Rows of `cells` tokens from `row` on, `stride` bytes apart (tokens beyond repeat the first); all kTile are unpacked.
+  // Rows of `cells` tokens from `row` on, `stride` bytes apart; tokens beyond get codes of nothing.
   void load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan, const std::uint8_t* row, std::size_t stride, int cells);
   void load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells);
 
@@ -44,9 +44,9 @@ class IntegerTile {
   void add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight, std::ptrdiff_t weight_stride);
 
  private:
-  void load_gains(const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells);
+  const std::uint8_t* whole(const std::uint8_t* row, std::size_t stride, int cells);
 
-  std::array<const std::uint8_t*, kTile> rows_{};
+  std::vector<std::uint8_t> last_;  // rows of a tile that has fewer than kTile
   WordBuffer words_, aligned_;  // packed, transposed
   WordBuffer tile_;             // K: [words][kTile]; V: [kTile / 4][4 lanes]
   alignas(64) std::array<float, kTile> gain_{};

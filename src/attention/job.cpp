@@ -22,8 +22,10 @@ using namespace attention;
 
 constexpr int kBlockRows = 128;  // query rows of a block: enough to share a decoded tile, small enough for L2
 constexpr int kBlockTokens = 64;
-constexpr int kSharedRows = 64;            // up to here one piece does all KV heads: their rows lie in the same cache lines
-constexpr std::int64_t kSplitCells = 128;  // at least this many cells per split
+// Up to so many rows, from so many cells on, a piece does all KV heads: their rows lie in the same cache lines.
+constexpr int kSharedRows = 64;
+constexpr std::int64_t kSharedCells = 1024;
+constexpr std::int64_t kSplitCells = 64;   // at least this many cells per split
 constexpr std::int64_t kMaxSplits = 32;    // bounds scratch: splits grow with the context instead
 constexpr std::int64_t kPieces = 64;       // no splitting beyond this many pieces
 
@@ -128,7 +130,8 @@ struct AttentionJob::Impl {
     const std::int64_t most = std::clamp(kBlockRows / op.group, 1, kBlockTokens);
     n_blocks = (args.n_tokens + most - 1) / most;
     block_tokens = (n_blocks == 0) ? 0 : (args.n_tokens + n_blocks - 1) / n_blocks;
-    piece_heads = (n_blocks == 1 && block_tokens * op.group <= kSharedRows) ? op.n_head_kv : 1;
+    const bool shared = n_blocks == 1 && block_tokens * op.group <= kSharedRows && args.n_kv >= kSharedCells;
+    piece_heads = shared ? op.n_head_kv : 1;
     const std::int64_t groups = n_groups();
     const std::int64_t wanted =
         (groups == 0) ? 1 : std::min({(args.n_kv + kSplitCells - 1) / kSplitCells, kMaxSplits, kPieces / groups});

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace oscar::attention {
@@ -55,13 +56,16 @@ struct Kernels {
   // In place, j < kTile: s[j] = exp(s[j] - max), exactly 0 for -inf; max is finite and not below any s[j]. Returns the sum.
   float (*exponentials)(float* s, float max);
 
-  // --- integer arithmetic on codes. A word is four bytes, lowest first; rows are given by pointers, one per token of a tile.
+  // --- integer arithmetic on codes. A word is four bytes, lowest first; row j of a tile's kTile is at rows + j * stride.
 
-  // out[w * kTile + j] = bytes 4 w .. 4 w + 3 of rows[j], w < words rounded up to 4.
-  void (*transpose_words)(const std::uint8_t* const* rows, int words, std::uint32_t* out);
+  // out[w * kTile + j] = bytes 4 w .. 4 w + 3 of row j, w < words rounded up to 4.
+  void (*transpose_words)(const std::uint8_t* rows, std::size_t stride, int words, std::uint32_t* out);
 
-  // Byte b of out[t * ldo + i] = rows[4 t + b][i], i < bytes rounded up to 16, t < kTile / 4.
-  void (*interleave)(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out);
+  // Byte b of out[t * ldo + i] = byte i of row 4 t + b, i < bytes rounded up to 16, t < kTile / 4.
+  void (*interleave)(const std::uint8_t* rows, std::size_t stride, int bytes, std::int64_t ldo, std::uint32_t* out);
+
+  // out[j] = table[byte 0 of row j].
+  void (*look_up)(const std::uint8_t* rows, std::size_t stride, const float* table, float* out);
 
   // Codes of keys as bytes. Word w of the result is made of two-bit fields of `packed` [words][kTile]: level l of it lies in
   // the 32 bits that begin at bit shift[l] of word at[l] (of each token), keep[l] says which bytes belong to it.

@@ -120,6 +120,7 @@ const Kernels* avx2_kernels() {
                                       Float::exponentials,
                                       Code::transpose_words,
                                       Code::interleave,
+                                      Code::look_up,
                                       Code::unpack_keys,
                                       Code::spread,
                                       Code::key_scores,

@@ -93,20 +93,23 @@ void complex_multiply(const float* a, int rows, const float* b, int n, float* ou
   }
 }
 
-void transpose_words(const std::uint8_t* const* rows, int words, std::uint32_t* out) {
+void transpose_words(const std::uint8_t* rows, std::size_t stride, int words, std::uint32_t* out) {
   for (int w = 0; w < round_up(words, 4); ++w) {
-    for (int j = 0; j < kTile; ++j) std::memcpy(out + w * kTile + j, rows[j] + 4 * w, sizeof *out);
+    for (std::size_t j = 0; j < kTile; ++j) std::memcpy(out + w * kTile + j, rows + j * stride + 4 * w, sizeof *out);
   }
 }
 
-void interleave(const std::uint8_t* const* rows, int bytes, std::int64_t ldo, std::uint32_t* out) {
-  for (int t = 0; t < kTile / 4; ++t) {
+void interleave(const std::uint8_t* rows, std::size_t stride, int bytes, std::int64_t ldo, std::uint32_t* out) {
+  for (std::size_t j = 0; j < kTile; ++j) {
     for (int i = 0; i < round_up(bytes, 16); ++i) {
-      std::uint32_t word = 0;
-      for (int b = 0; b < 4; ++b) word |= static_cast<std::uint32_t>(rows[4 * t + b][i]) << (8 * b);
-      out[t * ldo + i] = word;
+      std::uint32_t& word = out[static_cast<std::ptrdiff_t>(j / 4) * ldo + i];
+      word = (j % 4 == 0 ? 0U : word) | static_cast<std::uint32_t>(rows[j * stride + static_cast<std::size_t>(i)]) << (8 * (j % 4));
     }
   }
+}
+
+void look_up(const std::uint8_t* rows, std::size_t stride, const float* table, float* out) {
+  for (std::size_t j = 0; j < kTile; ++j) out[j] = table[rows[j * stride]];
 }
 
 void unpack_keys(const std::uint32_t* packed, const Kernels::KeyWord* words, int n_words, std::uint32_t* tile) {
@@ -185,7 +188,7 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 
 const Kernels& scalar_kernels() {
   static constexpr Kernels kernels = {"scalar",   widen,  mask_row,   dots,         transpose,        multiply,
-                                      logits,     exponentials, transpose_words, interleave, unpack_keys, spread, key_scores,
+                                      logits,     exponentials, transpose_words, interleave, look_up, unpack_keys, spread, key_scores,
                                       quantise_weights, value_sums, complex_multiply};
   return kernels;
 }
