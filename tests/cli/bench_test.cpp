@@ -100,7 +100,7 @@ TEST(BenchRuns, AWideSpreadIsNamed) {
     const double value = last;
     const auto measure = [&](std::size_t i) { return Figures{i == 1 ? (run++ == 2 ? value : 1.0) : 1.0}; };
     const Runs runs = take_runs(limits(3), 2, 1, measure, loads({0})).front();
-    EXPECT_EQ(runs.noise.find("spread over 3") != std::string::npos, noisy) << runs.noise;
+    EXPECT_EQ(runs.noise.find("3 runs spread over 30 %") != std::string::npos, noisy) << runs.noise;
   }
 }
 
@@ -209,7 +209,7 @@ TEST(BenchLayer, CodecsSuitItsRows) {
         }
       }
       // 2 bits of a Gaussian cannot be better than 1/16 of its energy; the keys' means are free.
-      EXPECT_LT(error / energy, is_k ? 0.12 : 0.25) << codec;
+      EXPECT_LT(error / energy, is_k ? 0.12 : 0.32) << codec;
       EXPECT_GT(error / energy, 0.02) << codec;
     }
   }

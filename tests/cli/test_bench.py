@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli import WITH_LLAMA, oscar, qwen3_gguf
 
-TINY = ["--kernel", "--shape", "4/2/64", "-d", "700", "-p", "40", "-t", "2", "-r", "1", "--stock-runs", "1", "--allow-noisy"]
+TINY = ["--kernel", "--shape", "4/2/64", "-p", "40", "-t", "2", "-r", "1", "--stock-runs", "1", "--allow-noisy"]
 
 
 class Arguments(unittest.TestCase):
@@ -51,8 +51,8 @@ class Arguments(unittest.TestCase):
 
 @unittest.skipUnless(WITH_LLAMA, "built without llama.cpp")
 class Kernel(unittest.TestCase):
-    def measured(self, *words, **env):
-        done = oscar("bench", *TINY, *words, **env)
+    def measured(self, *words, depth=700, **env):
+        done = oscar("bench", *TINY, "-d", depth, *words, **env)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
@@ -88,7 +88,7 @@ class Kernel(unittest.TestCase):
         self.assertNotIn("x f16", alone.stdout)
 
     def test_an_empty_cache(self):
-        done = self.measured("-d", "0", "--stock", "f16,q4_0")
+        done = self.measured("--stock", "f16,q4_0", depth=0)
         self.assertIn("| prefill | 4/2/64", done.stdout)
 
     def test_another_instruction_set(self):

@@ -26,8 +26,8 @@ constexpr std::int64_t kLayers = 4;
 constexpr std::int64_t kStockBytes = std::int64_t{512} << 20;  // of the f16 caches: from here on fewer layers
 constexpr std::int64_t kBatch = 512;                           // of the filling
 constexpr std::int64_t kCellStep = 256;                        // llama.cpp looks at a multiple of so many cells
-constexpr double kLeastSeconds = 0.03;                         // of operations in one measurement
-constexpr int kMostOperations = 24;
+constexpr double kLeastSeconds = 0.1;                          // of operations in one measurement
+constexpr int kMostOperations = 64;
 constexpr std::uint16_t kMinusInfinity = 0xFC00;
 
 std::size_t size_of(std::int64_t n) { return static_cast<std::size_t>(n); }

@@ -54,7 +54,7 @@ std::vector<Runs> take_runs(const RunLimits& limits, std::size_t contenders, std
       runs.kept.insert(runs.kept.end(), disturbed[f].begin(), disturbed[f].end());
       continue;
     }
-    const std::optional<Spread> ratio = contenders > 1 ? ratio_of(runs, 0, 1) : std::nullopt;
+    const std::optional<Spread> ratio = contenders > 1 ? ratio_of(runs, 1, 0) : std::nullopt;
     if (ratio && ratio->relative() > limits.max_spread) {
       runs.noise = fmt::format("the ratios of {} runs spread over {:.0f} % (limit {:.0f} %)", runs.kept.size(),
                                100 * ratio->relative(), 100 * limits.max_spread);
