@@ -6,6 +6,7 @@ help:
 	@echo 'make eval [MODEL=...] [QUICK=1|FULL=1]                  set everything up, then measure what each codec costs in quality'
 	@echo 'make table                                             the same in full, on F16 weights, for all models, as one table'
 	@echo 'make zoo [MODEL=...]                                    set everything up, then make the artifacts and cards of docs/zoo again'
+	@echo 'make bench [MODEL=...] [QUICK=1]                         set everything up, then measure speed beside stock llama.cpp: build/bench.json'
 	@echo 'make test                                              set everything up, then run all tests'
 	@echo 'make build                                             build the library, the plug-in and the oscar command'
 	@echo 'make clean                                             remove build/ (the cache directory stays)'
@@ -31,6 +32,11 @@ zoo:
 	scripts/build release -DOSCAR_TESTS=OFF
 	python3 scripts/zoo.py $(MODEL)
 
+bench:
+	scripts/setup bench '$(MODEL)'
+	scripts/build release -DOSCAR_TESTS=OFF
+	python3 scripts/bench.py '$(MODEL)' $(if $(QUICK),quick)
+
 test:
 	scripts/setup test
 	scripts/test
@@ -42,4 +48,4 @@ build:
 clean:
 	rm -rf build
 
-.PHONY: help demo eval table zoo test build clean
+.PHONY: help demo eval table zoo bench test build clean

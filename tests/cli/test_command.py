@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli import SOURCE, WITH_LLAMA, oscar, qwen3_gguf
 
-COMMANDS = ["calibrate", "run", "exec", "compare", "eval", "report", "card", "inspect", "convert", "merge"]
+COMMANDS = ["calibrate", "run", "exec", "compare", "eval", "bench", "report", "card", "inspect", "convert", "merge"]
 
 
 class Help(unittest.TestCase):
@@ -33,7 +33,7 @@ class Help(unittest.TestCase):
                          "docs/cli.md is old: oscar help --markdown > docs/cli.md")
 
     def test_json_keys_are_documented(self):
-        for command in ("calibrate", "run", "compare", "eval", "inspect"):
+        for command in ("calibrate", "run", "compare", "eval", "bench", "inspect"):
             self.assertIn("JSON keys:", oscar(command, "--help").stdout)
 
 

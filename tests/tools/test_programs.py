@@ -1,11 +1,13 @@
 """Stock llama-completion, llama-perplexity and llama-bench with the plug-in."""
 import json
 import re
+import statistics
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 
-from stock import MODEL, TEXT, THREADS, Run, assert_served, looks_like_text, prose
+from stock import ARTIFACT, LLAMA_BIN, MODEL, OSCAR, TEXT, THREADS, Run, assert_served, looks_like_text, prose
 
 COMMON = ["-m", MODEL, "-t", THREADS]
 PROMPT = prose(30000, 2600)
@@ -60,6 +62,22 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual(sorted((row["n_prompt"], row["n_gen"]) for row in rows), [(0, 8), (128, 0)])
         for row in rows:
             self.assertGreater(row["avg_ts"], 0)
+
+    def test_oscar_bench(self):
+        """Stock and ours through the same llama-bench; how fast either is does not matter here."""
+        words = ["bench", "-m", MODEL, "--oscar", ARTIFACT, "--llama-bench", LLAMA_BIN / "llama-bench", "-t", THREADS, "-d", 256, "-p", 64,
+                 "-n", 4, "-r", 1, "--stock", "f16,q8_0", "--allow-noisy", "-o", "json"]
+        done = subprocess.run([OSCAR, *map(str, words)], capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads(done.stdout)["rows"]
+        self.assertEqual([(row["what"], row["model"], row["depth"], row["unit"]) for row in rows],
+                         [(what, Path(MODEL).name, 256, "t/s") for what in ("tg4", "pp64")])
+        for row in rows:
+            for key in ("ours", "stock_f16", "stock_q8_0"):
+                self.assertGreater(row[key], 0, row)
+            self.assertIsNone(row["stock_q4_0"])
+            ratios = [ours / f16 for ours, f16 in zip(row["samples"]["ours"], row["samples"]["f16"])]
+            self.assertAlmostEqual(row["ratio_f16"]["median"], statistics.median(ratios))
 
 
 if __name__ == "__main__":

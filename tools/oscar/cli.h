@@ -98,6 +98,7 @@ void add_run(CommandLine& line);
 void add_exec(CommandLine& line);
 void add_compare(CommandLine& line);
 void add_eval(CommandLine& line);
+void add_bench(CommandLine& line);
 void add_report(CommandLine& line);
 void add_card(CommandLine& line);
 

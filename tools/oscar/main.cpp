@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
   add_exec(line);
   add_compare(line);
   add_eval(line);
+  add_bench(line);
   add_report(line);
   add_card(line);
   add_inspect(line);

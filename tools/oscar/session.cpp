@@ -47,13 +47,6 @@ void log_message(ggml_log_level level, const char* text, void*) {
   if (verbose_log || last == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
 }
 
-std::filesystem::path library_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || info.dli_fname == nullptr)
-    fail("libggml cannot be located");
-  return std::filesystem::absolute(info.dli_fname).parent_path();
-}
-
 volatile std::sig_atomic_t interrupt_count = 0;
 void on_interrupt(int signal) {
   interrupt_count = interrupt_count + 1;
@@ -64,6 +57,13 @@ void on_interrupt(int signal) {
 }
 
 }  // namespace
+
+std::filesystem::path library_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || info.dli_fname == nullptr)
+    fail("libggml cannot be located");
+  return std::filesystem::absolute(info.dli_fname).parent_path();
+}
 
 void Plugin::start(bool wanted, bool verbose) {
   verbose_log = verbose;

@@ -15,6 +15,8 @@
 
 namespace oscar::cli {
 
+std::filesystem::path library_folder();  // of the ggml this program is linked with
+
 // The plug-in, loaded as a ggml backend and configured through plugin_api.h.
 class Plugin {
  public:
