@@ -1,12 +1,11 @@
 #include "cache_ops.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <exception>
 
+#include "oscar/base/wait.h"
 #include "report.h"
 #include "statistics.h"
 
@@ -112,9 +111,7 @@ void AttentionOp::run(ggml_tensor*, int ith, int nth, void* userdata) {
       for (std::size_t s = 0; s < op.streams.size(); ++s) jobs[s]->prepare(op.streams[s], nth);
       op.stage.store(2, std::memory_order_release);
     }
-    for (int spins = 0; op.stage.load(std::memory_order_acquire) != 2; ++spins) {
-      if (spins > 1000) sched_yield();
-    }
+    wait_until([&] { return op.stage.load(std::memory_order_acquire) == 2; });
     for (std::size_t s = 0; s < op.streams.size(); ++s) op.scratch->jobs[s]->run(ith);
     if (op.check && op.finished.fetch_add(1, std::memory_order_acq_rel) == nth - 1) {
       for (const AttentionArgs& args : op.streams) compare_with_reference(args);

@@ -8,12 +8,12 @@
 #include <cstdlib>
 #include <memory>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 
 #include "attention/block.h"
 #include "oscar/attention/attention.h"
 #include "oscar/base/error.h"
+#include "oscar/base/wait.h"
 
 namespace oscar {
 namespace {
@@ -184,9 +184,7 @@ struct AttentionJob::Impl {
   void merge(std::int64_t task, Thread& thread) {
     const auto group = static_cast<std::size_t>(task / piece_heads);
     const std::int64_t h = task % piece_heads;
-    for (int spins = 0; unfinished[group].load(std::memory_order_acquire) != 0; ++spins) {
-      if (spins > 1000) std::this_thread::yield();
-    }
+    wait_until([&] { return unfinished[group].load(std::memory_order_acquire) == 0; });
     const std::int64_t head_groups = op.n_head_kv / piece_heads;
     BlockState* first = &partial[group * static_cast<std::size_t>(n_splits * piece_heads)] + h;
     for (std::int64_t s = 1; s < n_splits; ++s) first->absorb(op, first[s * piece_heads]);
