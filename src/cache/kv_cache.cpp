@@ -1,3 +1,4 @@
+#include "base/half_rows.h"
 #include "oscar/cache/kv_cache.h"
 
 #include <cmath>
@@ -5,7 +6,6 @@
 
 #include "cache/kv_cache_impl.h"
 #include "oscar/base/error.h"
-#include "oscar/base/half.h"
 
 namespace oscar {
 namespace {
@@ -17,7 +17,7 @@ std::span<float> scratch(std::size_t n) {
 }
 
 void to_float(std::span<const std::uint16_t> half, std::span<float> out) {
-  for (std::size_t i = 0; i < half.size(); ++i) out[i] = half_to_float(half[i]);
+  half_to_float(half.data(), half.size(), out.data());
 }
 
 void check_codec(const LayerSpec& layer, const Codec& codec, int dim, const char* what) {

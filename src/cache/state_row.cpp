@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/half_rows.h"
 #include "oscar/base/error.h"
 #include "oscar/base/half.h"
 
@@ -33,19 +34,6 @@ struct PackedHeader {
   std::uint64_t checksum;
 };
 static_assert(sizeof(PackedHeader) == kPackedHeaderBytes && offsetof(PackedHeader, checksum) == 32);
-
-// Magnitude of a finite float -> nearest binary16 with an even mantissa, ties to a mantissa divisible by 4.
-std::uint16_t round_to_even_mantissa(float magnitude) {
-  if (magnitude < 0x1p-14F) {
-    // Adding 1 aligns the mantissa so that the FPU's own rounding happens at 2^-23, twice the subnormal step of binary16.
-    const std::uint32_t steps = std::bit_cast<std::uint32_t>(magnitude + 1.0F) - 0x3F800000U;
-    return static_cast<std::uint16_t>(2 * steps);
-  }
-  if (magnitude >= 65536.0F) return kLargestEven;
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(magnitude);
-  const std::uint32_t rounded = (bits + 0x1FFFU + ((bits >> 14) & 1U)) & ~0x3FFFU;
-  return std::min(static_cast<std::uint16_t>((rounded - 0x38000000U) >> 13), kLargestEven);
-}
 
 std::span<const std::uint8_t> as_bytes(std::span<const std::uint16_t> row) {
   return {reinterpret_cast<const std::uint8_t*>(row.data()), 2 * row.size()};
@@ -97,6 +85,12 @@ StateRow parse_packed(std::span<const std::uint16_t> row, std::size_t code_bytes
 }  // namespace
 
 void round_exact_row(std::span<const float> row, std::span<std::uint16_t> out, EncodeStats& stats) {
+  const std::size_t marked = std::min(kMarkedValues, row.size());
+  if (float_to_even_half(row.data(), marked, half_to_float(kLargestEven), out.data()) &&
+      float_to_half(row.data() + marked, row.size() - marked, half_to_float(kLargestHalf), out.data() + marked)) {
+    return;
+  }
+  // Something is too large or not a number: value by value.
   bool finite = true;
   for (std::size_t i = 0; i < row.size(); ++i) {
     const float value = row[i];

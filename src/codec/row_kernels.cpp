@@ -55,9 +55,30 @@ template <std::size_t kWidth>
   return outside;
 }
 
+[[gnu::always_inline]] inline std::size_t quantise(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y,
+                                                   std::uint8_t* code) {
+  std::int32_t saturated = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    u[i] = x[i] * scale;
+    y[i] = u[i] * grid.inverse_step[i];
+    const float levels = 2.0F * grid.half_levels[i];
+    const float t = y[i] + grid.half_levels[i];
+    saturated += static_cast<std::int32_t>(!(t >= 0.0F)) + static_cast<std::int32_t>(t >= levels);
+    const float at_least = (t > 0.0F) ? t : 0.0F;  // NaN: 0
+    const float clamped = (at_least < levels - 1.0F) ? at_least : levels - 1.0F;
+    code[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(clamped));  // not negative: truncation is floor
+  }
+  return static_cast<std::size_t>(saturated);
+}
+
 void multiply_baseline(const float* x, const float* m, int dim, float* y) { multiply<32>(x, m, dim, y); }
 
 std::size_t pack_baseline(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) { return pack(y, n, grid, codes); }
+
+std::size_t quantise_baseline(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y,
+                              std::uint8_t* code) {
+  return quantise(x, scale, grid, n, u, y, code);
+}
 
 void unpack_baseline(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y) {
   const float lo = grid.lo;
@@ -77,6 +98,11 @@ OSCAR_TARGET_AVX2 void multiply_avx2(const float* x, const float* m, int dim, fl
 
 OSCAR_TARGET_AVX2 std::size_t pack_avx2(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) {
   return pack(y, n, grid, codes);
+}
+
+OSCAR_TARGET_AVX2 std::size_t quantise_avx2(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y,
+                                            std::uint8_t* code) {
+  return quantise(x, scale, grid, n, u, y, code);
 }
 
 OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y) {
@@ -106,9 +132,9 @@ std::span<const RowKernels> row_kernel_sets() {
   static const std::vector<RowKernels> sets = [] {
     std::vector<RowKernels> usable;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") != 0) usable.push_back({"avx2", multiply_avx2, unpack_avx2, pack_avx2});
+    if (__builtin_cpu_supports("avx2") != 0) usable.push_back({"avx2", multiply_avx2, unpack_avx2, pack_avx2, quantise_avx2});
 #endif
-    usable.push_back({"baseline", multiply_baseline, unpack_baseline, pack_baseline});
+    usable.push_back({"baseline", multiply_baseline, unpack_baseline, pack_baseline, quantise_baseline});
     return usable;
   }();
   return sets;

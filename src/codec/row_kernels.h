@@ -1,4 +1,4 @@
-// The three inner loops of the int2 codec. Every instruction set computes the same operations in the same order (no fused
+// The inner loops of the codecs. Every instruction set computes the same operations in the same order (no fused
 // multiply-add), so results are bit-identical on every processor: a code must not depend on where it was computed.
 #pragma once
 
@@ -7,6 +7,12 @@
 #include <span>
 
 namespace oscar {
+
+// Quantisers of a row's coordinates, see mid_rise() in oscar/codec/spectral.h.
+struct MidRiseRow {
+  const float* inverse_step = nullptr;  // [n]
+  const float* half_levels = nullptr;   // [n] 2^(width - 1)
+};
 
 struct Int2Grid {
   float step = 0.0F;
@@ -22,6 +28,8 @@ struct RowKernels {
   void (*unpack)(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y);
   // codes [n / 4] of y [n], n % 4 == 0, step > 0. Returns how many values lie more than half a step outside the grid.
   std::size_t (*pack)(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes);
+  // u = x * scale, y = u * inverse_step, code = mid_rise(y, width).code, i < n. Returns how many saturated.
+  std::size_t (*quantise)(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y, std::uint8_t* code);
 };
 
 // All that this processor can run, best first.

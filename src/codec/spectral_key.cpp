@@ -26,6 +26,7 @@ struct Head {
   std::vector<int> width;            // [D] non-increasing
   std::vector<float> step, weight;   // [coded]; weight = step^2
   std::vector<float> inverse_step;   // [coded]
+  std::vector<float> half_levels;    // [coded] 2^(width - 1)
   std::vector<float> inverse_sigma;  // [D]
   int norm_count = 0;
   int coded = 0;  // coordinates of width > 0
@@ -99,6 +100,7 @@ Head stored_order(const SpectralKeyHead& in, int dim) {
     const float step = in.step[size_of(from)];
     head.step.push_back(step);
     head.inverse_step.push_back(1.0F / step);
+    head.half_levels.push_back(0.5F * static_cast<float>(1 << head.width.back()));
     head.weight.push_back(step * step);
     head.query.col(d) = (step * in.inverse.row(from)).transpose();
     ++head.coded;
@@ -210,15 +212,15 @@ class SpectralKeyCodec final : public Codec {
     const float norm = std::max(kSpectralMinNorm, std::sqrt(squares / static_cast<float>(std::max(1, head.norm_count))));
     const float inverse_norm = 1.0F / norm;
     std::array<std::uint8_t, kMaxHeadDim> codes;
+    HeadBuffer scaled;
+    HeadBuffer y;
+    stats.saturated += kernels_.quantise(z.data(), inverse_norm, {head.inverse_step.data(), head.half_levels.data()},
+                                         size_of(head.coded), scaled.data(), y.data(), codes.data());
     float energy = 0.0F;
     float product = 0.0F;
     for (std::size_t d = 0; d < size_of(head.coded); ++d) {
-      const float y = z[d] * inverse_norm * head.inverse_step[d];
-      const MidRise quantised = mid_rise(y, head.width[d]);
-      stats.saturated += static_cast<std::uint64_t>(quantised.saturated);
-      codes[d] = static_cast<std::uint8_t>(quantised.code);
-      energy += y * y * head.weight[d];
-      product += y * (static_cast<float>(quantised.code) - head.digits.centre[d]) * head.weight[d];
+      energy += y[d] * y[d] * head.weight[d];
+      product += y[d] * (static_cast<float>(codes[d]) - head.digits.centre[d]) * head.weight[d];
     }
     pack_digits(head.digits, codes.data(), out);
     // product >= 0: a value and its code have the same sign.

@@ -86,6 +86,10 @@ class SpectralValueCodec final : public Codec {
     scale_ = std::move(config.scale);
     for (int head = 0; head < n_head_kv_; ++head) forms_.push_back(make_form(head));
     signs_ = std::move(config.signs);
+    for (int d = 0; d < head_dim_; ++d) {
+      inverse_step_.push_back(run_of(d).inverse_step);
+      half_levels_.push_back(0.5F * static_cast<float>(1 << run_of(d).width));
+    }
     hadamard_ = shared_hadamard(head_dim_);
   }
 
@@ -189,6 +193,26 @@ class SpectralValueCodec final : public Codec {
     }
     return form;
   }
+  void pack(const std::array<std::uint8_t, kMaxHeadDim>& codes, std::uint8_t* out) const {
+    // Digits come of the first digits_ coordinates: a half without any is the second.
+    for (std::size_t i = 0; i < size_of(digits_); i += 4) {
+      unsigned byte = 0;
+      for (std::size_t j = 0; j < 4; ++j) byte |= (codes[i + j] & 3U) << (2 * j);
+      out[i / 4] = static_cast<std::uint8_t>(byte);
+    }
+    std::uint8_t* singles = out + digits_ / 4;
+    for (int half = 0; half < 2; ++half) {
+      const int width = runs_[size_of(half)].width;
+      if (width % 2 == 0) continue;
+      const std::uint8_t* from = codes.data() + half * head_dim_ / 2;
+      for (int i = 0; i < head_dim_ / 2; i += 8, ++singles) {
+        unsigned byte = 0;
+        for (int j = 0; j < 8; ++j) byte |= ((static_cast<unsigned>(from[i + j]) >> (width - 1)) & 1U) << j;
+        *singles = static_cast<std::uint8_t>(byte);
+      }
+    }
+  }
+
   [[nodiscard]] float sign(int head, std::size_t d) const { return signs_.data()[size_of(head * head_dim_) + d]; }
   [[nodiscard]] std::size_t gain_offset(int head) const { return size_of(n_head_kv_) * head_bytes_ + size_of(head); }
   [[nodiscard]] const Run& run_of(int d) const { return runs_[d < head_dim_ / 2 ? 0 : 1]; }
@@ -209,27 +233,14 @@ class SpectralValueCodec final : public Codec {
     for (std::size_t d = 0; d < size_of(head_dim_); ++d) energy += y[d] * y[d];
     const float inverse_rms = std::sqrt(static_cast<float>(head_dim_) / energy);
     if (!(energy > 0.0F) || !std::isfinite(inverse_rms)) return 0;  // nothing, or too little for binary32
-    std::uint8_t* singles = out + digits_ / 4;
-    int digit = 0;
-    int single = 0;
+    HeadBuffer u;
+    HeadBuffer steps;
+    std::array<std::uint8_t, kMaxHeadDim> codes;
+    stats.saturated += kernels_.quantise(y.data(), inverse_rms, {inverse_step_.data(), half_levels_.data()}, size_of(head_dim_),
+                                         u.data(), steps.data(), codes.data());
     float product = 0.0F;
-    for (int d = 0; d < head_dim_; ++d) {
-      const Run& run = run_of(d);
-      const float u = y[size_of(d)] * inverse_rms;
-      const MidRise q = mid_rise(u * run.inverse_step, run.width);
-      stats.saturated += static_cast<std::uint64_t>(q.saturated);
-      product += u * run.level[size_of(q.code)];
-      const auto code = static_cast<unsigned>(q.code);
-      if (run.width >= 2) {
-        out[digit / 4] = static_cast<std::uint8_t>(out[digit / 4] | ((code & 3U) << (2 * (digit % 4))));
-        ++digit;
-      }
-      if (run.width % 2 == 1) {
-        singles[single / 8] =
-            static_cast<std::uint8_t>(singles[single / 8] | (((code >> (run.width - 1)) & 1U) << (single % 8)));
-        ++single;
-      }
-    }
+    for (int d = 0; d < head_dim_; ++d) product += u[size_of(d)] * run_of(d).level[size_of(codes[size_of(d)])];
+    pack(codes, out);
     // product > 0: a value and its code have the same sign. g = |y|^2 / <y, zh> = |y| sqrt(D) / <u, zh>.
     const float gain = static_cast<float>(head_dim_) / (inverse_rms * product);
     bool clamped = false;
@@ -246,6 +257,7 @@ class SpectralValueCodec final : public Codec {
   std::vector<float> scale_;
   std::vector<CodeForm> forms_;
   MatrixF signs_;
+  std::vector<float> inverse_step_, half_levels_;  // [D]
   std::shared_ptr<const MatrixF> hadamard_;
 };
 
