@@ -84,15 +84,19 @@ void RowsOp::run(ggml_tensor*, int ith, int nth, void* userdata) {
     const RowsOp& op = *static_cast<const RowsOp*>(userdata);
     const ggml_tensor* rows = op.node->src[0];
     const auto n_embd = static_cast<std::size_t>(rows->ne[0]);
-    const auto [begin, end] = share(rows->ne[1], ith, nth);
+    // Fewer rows than threads: all threads share each row.
+    const bool by_part = rows->ne[1] < nth;
+    const auto [begin, end] = by_part ? Share{0, rows->ne[1]} : share(rows->ne[1], ith, nth);
+    const int part = by_part ? ith : 0;
+    const int parts = by_part ? nth : 1;
     for (std::int64_t i = begin; i < end; ++i) {
       const auto* row =
           reinterpret_cast<const float*>(static_cast<const std::byte*>(rows->data) + static_cast<std::size_t>(i) * rows->nb[1]);
       const std::int64_t cell = row_index(op.node->src[1], i);
       if (op.is_k) {
-        op.cache->write_k(op.layer_index, cell, {row, n_embd});
+        op.cache->write_k(op.layer_index, cell, {row, n_embd}, part, parts);
       } else {
-        op.cache->write_v(op.layer_index, cell, {row, n_embd});
+        op.cache->write_v(op.layer_index, cell, {row, n_embd}, part, parts);
       }
     }
   });

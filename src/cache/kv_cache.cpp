@@ -141,20 +141,35 @@ void KvCache::Impl::store_row(std::size_t store, std::size_t c, std::int32_t pos
   (store % 2 == 0 ? k_stats : v_stats).add(stats);
 }
 
-void KvCache::Impl::write(std::size_t store, std::int64_t cell, std::span<const float> row) {
+void KvCache::Impl::write(std::size_t store, std::int64_t cell, std::span<const float> row, int part, int parts) {
   const std::size_t c = at(cell);
-  if (row.size() != stores[store].values) {
-    fail("a row of {} values was written to a cache of {}-value rows", row.size(), stores[store].values);
-  }
+  const RowStore& s = stores[store];
+  if (row.size() != s.values) fail("a row of {} values was written to a cache of {}-value rows", row.size(), s.values);
   if (positions[c] < 0 || slots[c] < 0) fail("cell {} was written before it was placed", cell);
-  store_row(store, c, positions[c], row);
+  if (parts == 1) {
+    store_row(store, c, positions[c], row);
+    return;
+  }
+  // Every part rounds the whole row, which is quick, into memory of its own; the first one's is the cell's.
+  static thread_local std::vector<std::uint16_t> other;
+  other.resize(s.values);
+  const std::span<std::uint16_t> half = (part == 0) ? exact_row(s, c) : std::span(other);
+  EncodeStats stats;
+  EncodeStats counted_by_part_0;
+  round_exact_row(row, half, part == 0 ? stats : counted_by_part_0);
+  if (s.codec != nullptr && (flags[c] & kPlain) == 0) {
+    const std::span<float> rounded = scratch(s.values);
+    to_float(half, rounded);
+    s.codec->encode_part(part, parts, rounded, positions[c], code_row(s, c), stats);
+  }
+  (store % 2 == 0 ? k_stats : v_stats).add(stats);
 }
 
-void KvCache::write_k(int layer_index, std::int64_t cell, std::span<const float> row) {
-  impl_->write(impl_->store_index(layer_index, true), cell, row);
+void KvCache::write_k(int layer_index, std::int64_t cell, std::span<const float> row, int part, int parts) {
+  impl_->write(impl_->store_index(layer_index, true), cell, row, part, parts);
 }
-void KvCache::write_v(int layer_index, std::int64_t cell, std::span<const float> row) {
-  impl_->write(impl_->store_index(layer_index, false), cell, row);
+void KvCache::write_v(int layer_index, std::int64_t cell, std::span<const float> row, int part, int parts) {
+  impl_->write(impl_->store_index(layer_index, false), cell, row, part, parts);
 }
 
 std::span<const std::uint8_t> KvCache::code(int layer_index, bool is_k, std::int64_t cell) const {

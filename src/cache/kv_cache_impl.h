@@ -93,7 +93,7 @@ struct KvCache::Impl {
   [[nodiscard]] std::span<std::uint16_t> exact_row(const RowStore& s, std::size_t c) const;  // the cell has a slot
 
   // --- rows
-  void write(std::size_t store, std::int64_t cell, std::span<const float> row);
+  void write(std::size_t store, std::int64_t cell, std::span<const float> row, int part, int parts);
   // Rounds to the cell's slot, then codes the rounded row.
   void store_row(std::size_t store, std::size_t c, std::int32_t position, std::span<const float> row);
   // Codes the row that lies in the cell's slot.

@@ -138,14 +138,21 @@ class SpectralKeyCodec final : public Codec {
 
   void encode(std::span<const float> row, std::int64_t position, std::span<std::uint8_t> out,
               EncodeStats& stats) const override {
+    encode_part(0, 1, row, position, out, stats);
+  }
+
+  void encode_part(int part, int parts, std::span<const float> row, std::int64_t position, std::span<std::uint8_t> out,
+                   EncodeStats& stats) const override {
     check_row(row.size(), out.size());
     const std::size_t dim = size_of(head_dim_);
-    ++stats.rows;
-    if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) ++stats.sanitised;
+    if (part == 0) {
+      ++stats.rows;
+      if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) ++stats.sanitised;
+    }
     HeadBuffer turn;
     mean_.turn(position, turn);
     HeadBuffer x;
-    for (int h = 0; h < n_head_kv_; ++h) {
+    for (int h = n_head_kv_ * part / parts; h < n_head_kv_ * (part + 1) / parts; ++h) {
       const float* in = row.data() + size_of(h) * dim;
       for (std::size_t d = 0; d < dim; ++d) x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) : 0.0F;
       mean_.add(h, turn, -1.0F, x);

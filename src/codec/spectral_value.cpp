@@ -98,14 +98,21 @@ class SpectralValueCodec final : public Codec {
   [[nodiscard]] int head_dim() const override { return head_dim_; }
   [[nodiscard]] std::size_t row_bytes() const override { return size_of(n_head_kv_) * (head_bytes_ + 1); }
 
-  void encode(std::span<const float> row, std::int64_t /*position*/, std::span<std::uint8_t> out,
+  void encode(std::span<const float> row, std::int64_t position, std::span<std::uint8_t> out,
               EncodeStats& stats) const override {
+    encode_part(0, 1, row, position, out, stats);
+  }
+
+  void encode_part(int part, int parts, std::span<const float> row, std::int64_t /*position*/, std::span<std::uint8_t> out,
+                   EncodeStats& stats) const override {
     check_row(row.size(), out.size());
     const std::size_t dim = size_of(head_dim_);
-    ++stats.rows;
-    if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) ++stats.sanitised;
+    if (part == 0) {
+      ++stats.rows;
+      if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) ++stats.sanitised;
+    }
     HeadBuffer x;
-    for (int h = 0; h < n_head_kv_; ++h) {
+    for (int h = n_head_kv_ * part / parts; h < n_head_kv_ * (part + 1) / parts; ++h) {
       const float* in = row.data() + size_of(h) * dim;
       for (std::size_t d = 0; d < dim; ++d) {
         x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) * sign(h, d) : 0.0F;

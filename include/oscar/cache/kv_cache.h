@@ -99,8 +99,9 @@ class KvCache {
 
   // --- rows ----------------------------------------------------------------------------------------------------------
   // row: [n_head_kv * dim] f32. The cell must have been placed. Rounding: round_exact_row() of state_row.h.
-  void write_k(int layer_index, std::int64_t cell, std::span<const float> row);
-  void write_v(int layer_index, std::int64_t cell, std::span<const float> row);
+  // A row may be written by several threads together, each with another part of `parts`: the codec shares the work.
+  void write_k(int layer_index, std::int64_t cell, std::span<const float> row, int part = 0, int parts = 1);
+  void write_v(int layer_index, std::int64_t cell, std::span<const float> row, int part = 0, int parts = 1);
 
   // For loops over many cells, without checks; valid until the cache is destroyed. Cell c < n_cells().
   struct CellView {

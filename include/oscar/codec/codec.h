@@ -83,6 +83,12 @@ class Codec {
   // row: [n_head_kv, head_dim] f32 as the host's cache would have stored it (K after RoPE). out: row_bytes().
   virtual void encode(std::span<const float> row, std::int64_t position, std::span<std::uint8_t> out,
                       EncodeStats& stats) const = 0;
+  // The same by several threads: the calls with part 0 .. parts - 1 together write what encode() writes, each its own bytes.
+  // By default part 0 does all of it.
+  virtual void encode_part(int part, int /*parts*/, std::span<const float> row, std::int64_t position,
+                           std::span<std::uint8_t> out, EncodeStats& stats) const {
+    if (part == 0) encode(row, position, out, stats);
+  }
   // Inverse, in the model's basis with means added back. row: [n_head_kv, head_dim].
   virtual void decode(std::span<const std::uint8_t> code, std::int64_t position, std::span<float> row) const = 0;
 
