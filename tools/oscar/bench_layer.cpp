@@ -15,7 +15,6 @@ namespace oscar::cli {
 namespace {
 
 constexpr Eigen::Index kPool = 509;  // prime: neighbours repeat at no power of two
-constexpr double kFall = 7;          // lambda falls by e^-7 from the first to the last coordinate
 // Steps of the best uniform quantisers of a unit Gaussian with 2, 4, 6 and 8 bits, and the squared errors they leave (Max
 // 1960).
 constexpr std::array<float, 4> kStep{0.9957F, 0.3352F, 0.1041F, 0.0308F};
@@ -59,6 +58,17 @@ AttentionShape parse_shape(const std::string& text) {
   return shape;
 }
 
+std::vector<float> key_variances(int dim) {
+  std::vector<float> lambda;
+  double sum = 0;
+  for (int d = 0; d < dim; ++d) {
+    lambda.push_back(static_cast<float>(std::pow(1 + 25.0 * d / dim, -2.25)));
+    sum += static_cast<double>(lambda.back());
+  }
+  for (float& variance : lambda) variance *= static_cast<float>(dim / sum);
+  return lambda;
+}
+
 std::vector<int> fill_widths(std::span<const float> lambda) {
   const std::size_t quads = lambda.size() / kSpectralQuad;
   std::vector<std::size_t> level(quads, 0);  // base-4 digits of each coordinate of a quad
@@ -89,12 +99,7 @@ BenchLayer::BenchLayer(const AttentionShape& shape, const std::string& codec, bo
   const MatrixD square = gaussian(shape.dim, shape.dim, rng).cast<double>();
   const MatrixD q = Eigen::HouseholderQR<MatrixD>(square).householderQ() * MatrixD::Identity(shape.dim, shape.dim);
   rotation_ = q.cast<float>();
-  double sum = 0;
-  for (int d = 0; d < shape.dim; ++d) {
-    lambda_.push_back(static_cast<float>(std::exp(-kFall * d / shape.dim)));
-    sum += static_cast<double>(lambda_.back());
-  }
-  for (float& variance : lambda_) variance *= static_cast<float>(shape.dim / sum);  // as large as values on average
+  lambda_ = key_variances(shape.dim);
   mean_ = 0.5F * gaussian(shape.n_head_kv, shape.dim, rng);
   mean_pre_rope_ = 0.5F * gaussian(shape.n_head_kv, shape.dim, rng);
   keys_ = gaussian(kPool, static_cast<Eigen::Index>(row_size()), rng);
@@ -117,7 +122,7 @@ LayerSpec BenchLayer::spec(int layer) const {
     Int2Config config;
     config.n_head_kv = shape_.n_head_kv;
     config.head_dim = shape_.dim;
-    config.rotation.push_back(rotation_);
+    config.rotation.push_back(MatrixF::Identity(shape_.dim, shape_.dim));  // Q has spread the variances already
     spec.v = make_int2_codec(config);
     if (rope_mean_) {
       config.mean_pre_rope = mean_pre_rope_;
