@@ -120,6 +120,27 @@ TEST(KvCache, OneCallMayPutACellIntoSeveralSequences) {
   EXPECT_EQ(cache.position(4), -1);
 }
 
+TEST(KvCache, ARowWrittenByPartsIsTheRowWrittenAtOnce) {
+  KvCache whole(8, {4, 16, 4}, coded_layers());
+  KvCache parts(8, {4, 16, 4}, coded_layers());
+  for (KvCache* cache : {&whole, &parts}) {
+    cache->place(std::vector<std::int64_t>{5}, std::vector<std::int32_t>{5}, std::vector<SeqId>{0});
+  }
+  const std::vector<float> key = key_row(0, 5);
+  const std::vector<float> value = gaussian(kValues, 8);
+  whole.write_k(0, 5, key);
+  whole.write_v(0, 5, value);
+  for (const int part : {2, 0, 1}) {
+    parts.write_k(0, 5, key, part, 3);
+    parts.write_v(0, 5, value, part, 3);
+  }
+  for (const bool is_k : {true, false}) {
+    EXPECT_THAT(parts.code(0, is_k, 5), testing::ElementsAreArray(whole.code(0, is_k, 5)));
+    EXPECT_THAT(parts.exact(0, is_k, 5), testing::ElementsAreArray(whole.exact(0, is_k, 5)));
+  }
+  EXPECT_EQ(parts.counters().k.rows, 1U);
+}
+
 // D10, the cache's part: shifted exact rows equal rows written at the new position, up to the rounding of one rotation.
 TEST(KvCache, D10_ShiftEqualsWritingAtTheNewPosition) {
   const std::vector<float> value = gaussian(kValues, 8);

@@ -67,6 +67,21 @@ HeadCode read_head(const SpectralKeyConfig& config, int head, const std::vector<
   return code;
 }
 
+TEST(SpectralKey, PartsTogetherWriteTheWholeRow) {
+  const auto codec = make_spectral_key_codec(random_config(3, 64));
+  const std::vector<float> row = gaussian(192, 4);
+  EncodeStats whole;
+  const std::vector<std::uint8_t> want = encode(*codec, row, 7, whole);
+  for (const int parts : {1, 2, 3, 5}) {
+    std::vector<std::uint8_t> code(codec->row_bytes(), 0xAA);
+    EncodeStats stats;
+    for (int part = parts - 1; part >= 0; --part) codec->encode_part(part, parts, row, 7, code, stats);
+    EXPECT_EQ(code, want) << parts;
+    EXPECT_EQ(stats.rows, 1U);
+    EXPECT_EQ(stats.saturated, whole.saturated);
+  }
+}
+
 TEST(SpectralKey, BytesAreTheSpecifiedOnes) {
   // Quads of 2, 4 and 2 bits: 16 digits, stored as quads 1, 0, 2. Every value lies in the middle of a step, so that the gain is
   // the norm, which coordinate 0 alone decides: 1 in the first head, 2 in the second.

@@ -1,7 +1,6 @@
 #include "bench_kernel.h"
 
 #include <ggml-cpu.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,6 +15,7 @@
 #include "bench_runs.h"
 #include "machine.h"
 #include "oscar/base/error.h"
+#include "oscar/base/wait.h"
 
 namespace oscar::cli {
 namespace {
@@ -94,9 +94,7 @@ struct Attend {
       self.failure->guard([&] { self.job->prepare(self.args, nth); });
       self.stage.store(2, std::memory_order_release);
     }
-    for (int spins = 0; self.stage.load(std::memory_order_acquire) != 2; ++spins) {
-      if (spins > 1000) sched_yield();
-    }
+    wait_until([&] { return self.stage.load(std::memory_order_acquire) == 2; });
     if (!self.failure->happened) self.failure->guard([&] { self.job->run(ith); });
   }
 };
@@ -114,12 +112,17 @@ struct Store {
     self.failure->guard([&] {
       const auto size = size_of(self.rows->ne[0]);
       const auto* cells = static_cast<const std::int64_t*>(self.cells->data);
-      for (std::int64_t i = self.rows->ne[1] * ith / nth; i < self.rows->ne[1] * (ith + 1) / nth; ++i) {
+      const std::int64_t n = self.rows->ne[1];
+      const bool by_part = n < nth;
+      const int part = by_part ? ith : 0;
+      const int parts = by_part ? nth : 1;
+      const std::int64_t end = by_part ? n : n * (ith + 1) / nth;
+      for (std::int64_t i = by_part ? 0 : n * ith / nth; i < end; ++i) {
         const std::span<const float> row(static_cast<const float*>(self.rows->data) + size_of(i) * size, size);
         if (self.is_k) {
-          self.cache->write_k(self.layer, cells[i], row);
+          self.cache->write_k(self.layer, cells[i], row, part, parts);
         } else {
-          self.cache->write_v(self.layer, cells[i], row);
+          self.cache->write_v(self.layer, cells[i], row, part, parts);
         }
       }
     });
