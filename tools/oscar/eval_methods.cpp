@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "eval_report.h"
 #include "oscar/base/error.h"
 #include "oscar/rivals/rivals.h"
 

@@ -10,9 +10,6 @@
 
 namespace oscar::cli {
 
-inline constexpr const char* kBaseMethod = "exact";
-inline constexpr const char* kFloorMethod = "noise-floor";
-
 struct Method {
   std::string name;
   std::string variant;  // "key=value,..."; empty: the settings as they are

@@ -6,7 +6,6 @@
 #include <array>
 
 #include "depth_bins.h"
-#include "eval_methods.h"
 #include "oscar/base/error.h"
 #include "retrieval.h"
 
