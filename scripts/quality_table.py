@@ -14,6 +14,11 @@ NAMES = {"spectral-2": "**OSCAR, 2 bits**", "spectral-3": "**OSCAR, 3 bits**", "
          "oscar-published": "published OSCAR", "noise-floor": "noise floor"}
 
 
+def nats(kl):
+    """Noise floors are a thousandth of what the codecs cost."""
+    return f"{kl:.4f}" if kl >= 0.0001 else f"{kl:.7f}"
+
+
 def rows(result):
     stem = result["model"].removesuffix(".gguf")
     model = stem.removesuffix("-f16")
@@ -24,7 +29,7 @@ def rows(result):
         if row["depth"] != "all" or row["method"] not in NAMES:
             continue
         half = (row["kl_mean_ci"][1] - row["kl_mean_ci"][0]) / 2
-        yield (f"| {title} | {NAMES[row['method']]} | {row['bits_per_element']:.2f} | {row['kl_mean']:.4f} ± {half:.4f} "
+        yield (f"| {title} | {NAMES[row['method']]} | {row['bits_per_element']:.2f} | {nats(row['kl_mean'])} ± {nats(half)} "
                f"| {row['kl_p99'] / row['kl_mean']:.1f}x | {100 * row['same_top']:.1f} % | {row['ppl_ratio']:.4f} | {row['sequences']} x {row['context']} |")
         title = ""
 

@@ -122,6 +122,11 @@ class Eval(unittest.TestCase):
         for fragment in ("| noise-floor", "| spectral-2", "facts found", "smaller figures mean nothing"):
             self.assertIn(fragment, text)
 
+    def test_the_floor_can_be_left_out(self):
+        rows = json.loads(self.evaluate(*METHODS, "--no-floor", "-o", "json").stdout)["rows"]
+        self.assertEqual(rows, [row for row in self.result["rows"] if row["method"] != "noise-floor"])
+        self.assertNotIn("noise-floor", self.evaluate(*METHODS, "--no-floor").stdout)
+
     def test_an_interrupted_evaluation_goes_on(self):
         cache = self.folder / "interrupted"
         process = subprocess.Popen([OSCAR, *map(str, self.words(*METHODS, "-o", "json"))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -136,6 +141,21 @@ class Eval(unittest.TestCase):
         resumed = self.evaluate(*METHODS, "-o", "json", cache="interrupted")
         self.assertRegex(resumed.stderr, r"[1-6] of 7 measurements are there")
         self.assertEqual(resumed.stdout, self.done.stdout)  # and so the same from two runs, bit for bit
+
+    def test_parts_of_several_processes_are_the_whole(self):
+        words = ["--sequences", "2", "--tasks", "kl", "--methods", "spectral-2", "-o", "json"]
+        command = [OSCAR, *map(str, self.words(*words))]
+        cache = self.folder / "parts"
+        parts = [subprocess.Popen([*command, "--part", f"{i}/2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  env=clean_environment(OSCAR_CACHE_DIR=str(cache))) for i in (1, 2)]
+        for i, process in enumerate(parts, 1):
+            out, err = process.communicate(timeout=900)
+            self.assertEqual((process.returncode, out), (0, ""), err)
+            self.assertIn(f"part {i}/2 is kept", err)
+        self.assertEqual(len(list(cache.glob("eval/*"))), 4)  # floor and spectral-2 of each sequence
+        whole = self.evaluate(*words, cache="parts")
+        self.assertIn("4 of 4 measurements are there", whole.stderr)
+        self.assertEqual(whole.stdout, self.evaluate(*words).stdout)
 
     def refused(self, *words, fragment):
         done = self.evaluate(*words, check=False)
@@ -154,6 +174,8 @@ class Eval(unittest.TestCase):
         self.refused("-c", "512", "--tasks", "retrieval", fragment="use a larger -c")
         self.refused("-c", "1024", "--tasks", "tools", fragment="use a larger -c")
         self.refused("--variant", "layer_bits=40:3", fragment="names layer 40")
+        for part in ("0/4", "5/4", "2", "1/0", "1/4x"):
+            self.refused("--part", part, fragment=f"--part {part} makes no sense")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 
 #if OSCAR_WITH_LLAMA
 #include <algorithm>
+#include <regex>
 #include <thread>
 
 #include "eval_report.h"
@@ -45,8 +46,21 @@ EvalTasks parse_tasks(const EvalOptions& options) {
   return out;
 }
 
+void parse_part(EvalOptions& options) {
+  if (options.part_text.empty()) return;
+  static const std::regex form("([0-9]{1,4})/([0-9]{1,4})");
+  std::smatch match;
+  if (std::regex_match(options.part_text, match, form)) {
+    options.part = std::stoi(match[1]) - 1;
+    options.parts = std::stoi(match[2]);
+  }
+  if (match.empty() || options.part < 0 || options.part >= options.parts)
+    fail("--part {} makes no sense: I/N with I from 1 to N, such as 2/4", options.part_text);
+}
+
 void settle(EvalOptions& options, const EvalTasks& tasks) {
   check(options.host);
+  parse_part(options);
   if (options.texts.empty() && (tasks.kl || tasks.retrieval)) fail("no text was named: use -f TEXT");
   if (options.sequences < 0) fail("--sequences {} makes no sense: at least 1", options.sequences);
   if (options.documents < 0) fail("--documents {} makes no sense: at least 1", options.documents);
@@ -84,8 +98,15 @@ int evaluate(EvalOptions options) {
   }
   if (tasks.kl && !options.allow_small)
     check_sample(static_cast<std::int64_t>(options.sequences) * (options.host.n_ctx - 1 - options.from));
-  std::vector<Method> methods = choose_methods(options.settings, options.methods, options.all, options.variants);
-  print_evaluation(run_evaluation(std::move(options), tasks, std::move(methods), std::move(texts)), format);
+  std::vector<Method> methods =
+      choose_methods(options.settings, options.methods, !options.no_floor, options.all, options.variants);
+  const std::string part = options.part_text;
+  const nlohmann::ordered_json result = run_evaluation(std::move(options), tasks, std::move(methods), std::move(texts));
+  if (part.empty()) {
+    print_evaluation(result, format);
+  } else {
+    fmt::print(stderr, "oscar: part {} is kept; the same command without --part prints the figures\n", part);
+  }
   return kOk;
 }
 
@@ -119,7 +140,8 @@ void add_eval(CommandLine& line) {
       "calibrated on is refused.");
   command.text(
       "Every measurement is kept in the cache directory (eval/) under the digest of everything it depends on: an interrupted "
-      "command goes on, and one more method costs its own time only.");
+      "command goes on, and one more method costs its own time only. So several processes that share that directory, each with "
+      "its --part, share the work; they must agree in --threads, which is part of the digest.");
   options->host.n_ctx = 4096;
   add_host(command, options->host, "tokens of a sequence and of a document");
   command.option("-f,--file", options->texts, "FILE", "text to judge on; repeatable, sequences alternate between texts")
@@ -128,6 +150,7 @@ void add_eval(CommandLine& line) {
   command
       .option("--variant", options->variants, "KEY=VALUE[,...]", "one more method: these settings, as in compare; repeatable")
       ->allow_extra_args(false);
+  command.flag("--no-floor", options->no_floor, "leave out the noise floor, which takes as long as a method");
   command.flag("--all", options->all, "other published methods too, simulated");
   command.flag("--quick", options->quick, "1 sequence, 1 document, 1 short chat without answers, no continuations");
   command.option("--tasks", options->tasks, "NAME[,...]",
@@ -139,6 +162,8 @@ void add_eval(CommandLine& line) {
                  "greedy continuations of each sequence, -1 = 5, with --quick 0", "");
   command.option("--from", options->from, "POSITION", "first position judged, 0 = 1024 or half the context", "");
   command.option("-s,--seed", options->seed, "N", "of the bootstrap and of the documents");
+  command.option("--part", options->part_text, "I/N",
+                 "measure only every N-th sequence, document and chat from the I-th on, and print nothing");
   command.flag("--fresh", options->fresh, "measure again what is there from before");
   command.flag("--allow-small", options->allow_small, "print figures from samples that are too small for a claim");
   add_settings(command, options->settings, false);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "eval_report.h"
 #include "oscar/base/error.h"
 #include "oscar/rivals/rivals.h"
 
@@ -44,7 +45,7 @@ std::string method_names() {
   return fmt::format("{}", fmt::join(names, ","));
 }
 
-std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool all,
+std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool floor, bool all,
                                    const std::vector<std::string>& variants) {
   std::vector<Method> out;
   const auto add = [&out](Method method) {
@@ -53,7 +54,7 @@ std::vector<Method> choose_methods(const Settings& common, const std::string& na
     out.push_back(std::move(method));
   };
   add(made(common, kBaseMethod, "mode=exact"));
-  add(made(common, kFloorMethod, "mode=exact,perturb_q=1"));
+  if (floor) add(made(common, kFloorMethod, "mode=exact,perturb_q=1"));
   const std::string wanted = names.empty() ? method_names() : names;
   for (std::size_t begin = 0; begin <= wanted.size();) {
     const std::size_t comma = std::min(wanted.find(',', begin), wanted.size());

@@ -10,18 +10,15 @@
 
 namespace oscar::cli {
 
-inline constexpr const char* kBaseMethod = "exact";
-inline constexpr const char* kFloorMethod = "noise-floor";
-
 struct Method {
   std::string name;
   std::string variant;  // "key=value,..."; empty: the settings as they are
   Settings settings;    // filled by choose_methods
 };
 
-// exact and the noise floor first, then the methods called `names` (comma-separated; empty: the default ones), then the rivals
-// when `all`, then one method per variant. Error for an unknown name or a wrong setting.
-std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool all,
+// exact first, then the noise floor when `floor`, then the methods called `names` (comma-separated; empty: the default ones),
+// then the rivals when `all`, then one method per variant. Error for an unknown name or a wrong setting.
+std::vector<Method> choose_methods(const Settings& common, const std::string& names, bool floor, bool all,
                                    const std::vector<std::string>& variants);
 
 std::string method_names();  // for --help

@@ -298,7 +298,8 @@ void print_evaluation(const Json& result, Format format) {
     out += fmt::format("\n{}: {} sequences of {} tokens; KL(exact || method) in nats; ± = half of the 95 % interval, {}\n",
                        result["model"].get<std::string>(), result["sequences"].get<std::size_t>(), result["context"].get<int>(),
                        result["confidence"].get<std::string>());
-    out += "noise-floor: exact against exact with one bit of every query flipped; smaller figures mean nothing\n";
+    if (result["rows"][0]["method"] == kFloorMethod)
+      out += "noise-floor: exact against exact with one bit of every query flipped; smaller figures mean nothing\n";
   }
   if (!result["retrieval"].empty()) {
     Table table(

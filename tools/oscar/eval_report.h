@@ -11,6 +11,10 @@
 
 namespace oscar::cli {
 
+// The two methods that every evaluation has: what the others are compared with, and what rounding alone does to it.
+inline constexpr const char* kBaseMethod = "exact";
+inline constexpr const char* kFloorMethod = "noise-floor";
+
 struct Choice {
   int chosen = 0;          // candidate with the highest summed log-probability
   double probability = 0;  // of the right one, when only the candidates are possible

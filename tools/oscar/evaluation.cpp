@@ -55,7 +55,7 @@ class Evaluation {
       if (interrupted()) fail("interrupted; what was finished is kept, the same command goes on from there");
       throw;
     }
-    return report();
+    return options_.parts == 1 ? report() : nlohmann::ordered_json();
   }
 
  private:
@@ -272,8 +272,15 @@ class Evaluation {
       fmt::print(stderr, "oscar: {} of {} measurements are there from before (--fresh measures them again)\n", found, wanted);
   }
 
-  static bool missing(const std::vector<std::optional<Json>>& values) {
-    return std::any_of(values.begin(), values.end(), [](const auto& value) { return !value.has_value(); });
+  // Whether value i has to be measured by this process.
+  [[nodiscard]] bool due(const std::vector<std::optional<Json>>& values, std::size_t i) const {
+    return !values[i] && i % static_cast<std::size_t>(options_.parts) == static_cast<std::size_t>(options_.part);
+  }
+  [[nodiscard]] bool missing(const std::vector<std::optional<Json>>& values) const {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (due(values, i)) return true;
+    }
+    return false;
   }
 
   // Contexts only for methods that something is missing of; exact is the base of every text.
@@ -292,7 +299,7 @@ class Evaluation {
     std::size_t total = 0, done = 0;
     for (std::size_t i = 0; i < sequences_.size(); ++i) {
       std::size_t runs = 0;
-      for (std::size_t m = 1; m < subjects_.size(); ++m) runs += subjects_[m].sequences[i] ? 0U : 1U;
+      for (std::size_t m = 1; m < subjects_.size(); ++m) runs += due(subjects_[m].sequences, i) ? 1U : 0U;
       total += runs > 0 ? (runs + 1) * sequences_[i].size() : 0;
     }
     Progress progress("comparing", static_cast<double>(total), "tokens");
@@ -300,7 +307,7 @@ class Evaluation {
       std::vector<Contender*> order{&subjects_[0].contender};
       std::vector<Subject*> run;
       for (Subject& s : subjects_) {
-        if (&s == subjects_.data() || s.sequences[i]) continue;
+        if (&s == subjects_.data() || !due(s.sequences, i)) continue;
         order.push_back(&s.contender);
         run.push_back(&s);
       }
@@ -356,12 +363,12 @@ class Evaluation {
       return tokens;
     };
     for (const Subject& s : subjects_) {
-      for (std::size_t i = 0; i < documents_.size(); ++i) total += s.documents[i] ? 0 : cost(documents_[i]);
+      for (std::size_t i = 0; i < documents_.size(); ++i) total += due(s.documents, i) ? cost(documents_[i]) : 0;
     }
     Progress progress("asking", static_cast<double>(total), "tokens");
     for (std::size_t i = 0; i < documents_.size(); ++i) {
       for (Subject& s : subjects_) {
-        if (s.documents[i]) continue;
+        if (!due(s.documents, i)) continue;
         const std::vector<Choice> choices =
             answer_questions(*model_, *s.contender.context, documents_[i], options_.host.n_ubatch,
                              [&](std::size_t tokens) { progress.update(static_cast<double>(done += tokens)); });
@@ -381,7 +388,7 @@ class Evaluation {
     std::size_t total = 0, done = 0;
     for (const Subject& s : subjects_) {
       for (std::size_t i = 0; i < chats_.size(); ++i) {
-        if (s.chats[i]) continue;
+        if (!due(s.chats, i)) continue;
         total += chats_[i].tokens.size();
         for (const CallRequest& r : chats_[i].requests) total += cost_of(r, generates());
       }
@@ -389,7 +396,7 @@ class Evaluation {
     Progress progress("calling", static_cast<double>(total), "tokens");
     for (std::size_t i = 0; i < chats_.size(); ++i) {
       for (Subject& s : subjects_) {
-        if (s.chats[i]) continue;
+        if (!due(s.chats, i)) continue;
         const std::vector<CallAnswer> answers =
             answer_calls(*model_, *s.contender.context, chats_[i], options_.host.n_ubatch, generates(),
                          [&](std::size_t tokens) { progress.update(static_cast<double>(done += tokens)); });

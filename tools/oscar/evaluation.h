@@ -19,8 +19,10 @@ struct EvalOptions {
   std::vector<std::string> texts, variants;
   std::string methods, tasks, format = "md";
   int sequences = 0, documents = 0, chats = 0, continuations = -1, from = 0;  // as --quick says
-  bool all = false, quick = false, fresh = false, allow_small = false;
+  bool no_floor = false, all = false, quick = false, fresh = false, allow_small = false;
   std::uint64_t seed = 1;
+  std::string part_text;
+  int part = 0, parts = 1;  // of all sequences, documents and chats, only number `part`, `part` + `parts`, ... are measured
 };
 
 struct EvalText {
@@ -31,7 +33,8 @@ struct EvalTasks {
   bool kl = false, retrieval = false, tools = false, continuations = false;
 };
 
-// Options are settled: nothing is left to a default. Error in the words of the command.
+// Options are settled: nothing is left to a default. Error in the words of the command. With several parts: an empty object,
+// the results are in the store, where an evaluation of the whole finds them.
 nlohmann::ordered_json run_evaluation(EvalOptions options, EvalTasks tasks, std::vector<Method> methods,
                                       std::vector<EvalText> texts);
 

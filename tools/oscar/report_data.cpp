@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eval_methods.h"
+#include "eval_report.h"
 #include "oscar/base/error.h"
 #include "oscar/io/files.h"
 #include "oscar/io/json.h"
