@@ -81,6 +81,7 @@ class WarpAttention {
       if (copy < copies)
         ring_.issue(address(block_of(begin + copy / 2)) + static_cast<std::uint32_t>(copy & 1) * kHalfBytes, kHalfBytes);
     };
+    if (p_.early) wait_once();  // what still runs may write exact rows
     for (int i = 0; i < ring_.stages(); ++i) issue(i);
     wait_once();
     load_query(p_.exact_query + static_cast<std::int64_t>(item) * (D / 16 * p_.lanes * 2), D / 16);
