@@ -34,6 +34,8 @@ struct Size {
   int dim = 128, kv_heads = 8, group = 4;
   bool uneven = false;  // heads of different slot counts
   bool mean = true;
+  int queries = 1;
+  float soft_cap = 0;
 };
 
 struct Cache {
@@ -52,14 +54,14 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const cuda::LayerTables layer(tables);
   const int sink = 64;
   const int recent = 256;
-  const int ring = paged::ring_blocks(recent);
+  const int ring = paged::ring_blocks(recent + size.queries - 1);
   const auto batch = static_cast<std::size_t>(size.batch);
   const auto kv_heads = static_cast<std::size_t>(size.kv_heads);
   const auto dim = static_cast<std::size_t>(size.dim);
   const std::size_t page_columns = (static_cast<std::size_t>(size.length) + 63) / 64;
   const std::size_t block_columns = static_cast<std::size_t>(sink / paged::kBlockTokens + ring);
   const std::size_t n_pages = batch * page_columns;
-  const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent);
+  const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent, size.queries);
   const std::size_t bytes =
       batch * (static_cast<std::size_t>(tiers.pages()) * tables.layout.page_bytes +
                static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
@@ -77,18 +79,20 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
     c.page_table = DeviceArray<std::int32_t>(shuffled(n_pages, rng));
     c.block_table = DeviceArray<std::int32_t>(shuffled(batch * block_columns, rng));
   }
-  const std::size_t n_query = batch * kv_heads * static_cast<std::size_t>(size.group) * dim;
+  const std::size_t n_query = batch * static_cast<std::size_t>(size.queries * size.group) * kv_heads * dim;
   const DeviceArray<std::uint16_t> q(n_query);
   const DeviceArray<std::uint16_t> out(n_query);
   bench::fill_halves(q.data(), n_query, 77);
   check(cudaDeviceSynchronize(), "filling the caches");
   const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>(batch, size.length));
-  const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), size.batch, size.group));
+  const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), size.batch, size.group, size.queries));
 
   cuda::DecodeArgs args;
   args.layer = &layer.view();
   args.batch = size.batch;
   args.group = size.group;
+  args.queries = size.queries;
+  args.soft_cap = size.soft_cap;
   args.sink = sink;
   args.recent = recent;
   args.scale = 1.0F / std::sqrt(static_cast<float>(size.dim));
@@ -122,6 +126,8 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
           {"group", size.group},
           {"uneven_slots", size.uneven},
           {"rope_mean", size.mean},
+          {"queries", size.queries},
+          {"soft_cap", size.soft_cap},
           {"us", t.median},
           {"us_low", t.low},
           {"us_high", t.high},
@@ -148,6 +154,11 @@ std::vector<Size> sizes() {
   add(32, 32768, 128, 8);
   add(32, 32768, 64);
   add(32, 32768, 256, 2);
+  list.push_back({"8 x 32K, 2 queries", 8, 32768, 128, 8, 4, false, true, 2});
+  list.push_back({"8 x 32K, 4 queries", 8, 32768, 128, 8, 4, false, true, 4});
+  list.push_back({"8 x 32K, 8 queries", 8, 32768, 128, 8, 4, false, true, 8});
+  list.push_back({"32 x 32K, 4 queries", 32, 32768, 128, 8, 4, false, true, 4});
+  list.push_back({"32 x 32K, soft cap", 32, 32768, 128, 8, 4, false, true, 1, 50.0F});
   return list;
 }
 

@@ -87,11 +87,18 @@ class WarpAttention {
     load_query(p_.exact_query + static_cast<std::int64_t>(item) * (D / 16 * p_.lanes * 2), D / 16);
 
     const float scale = p_.scale * kLog2E;
+    const int seen[2] = {seen_by_column(tiers, head, 0), seen_by_column(tiers, head, 1)};
     for (int unit = begin; unit < end; ++unit) {
       const int position = tiers.block_position(unit);
       const bool is_sink = unit < tiers.sink_blocks();
       const int low = is_sink ? 0 : max(0, tiers.recent_begin - position);
       const int high = min(kBlockTokens, (is_sink ? tiers.sink_end : tiers.n) - position);
+      int first[2], last[2];  // of the lane's columns
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        first[c] = is_sink ? 0 : max(low, seen[c] - p_.recent - position);
+        last[c] = min(high, seen[c] - position);
+      }
 
       float acc[1][4] = {};
       const std::uint32_t keys = ring_.acquire();
@@ -110,10 +117,15 @@ class WarpAttention {
       State::pick(acc[0], lane_, y[0]);
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
-        const int row = State::row(lane_, r);
-        const bool visible = row >= low && row < high;
 #pragma unroll
-        for (int c = 0; c < 2; ++c) y[0][r][c] = visible ? y[0][r][c] * scale - state_.max[c] : -INFINITY;
+        for (int c = 0; c < 2; ++c) y[0][r][c] = y[0][r][c] * scale - state_.max[c];
+      }
+      if (p_.soft_cap > 0.0F) state_.template soft_cap<1>(y, p_.soft_cap * kLog2E);
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+        const int row = State::row(lane_, r);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) y[0][r][c] = row >= first[c] && row < last[c] ? y[0][r][c] : -INFINITY;
       }
       state_.template update<1>(y, out_, weight_);
       std::uint32_t b0, b1;
@@ -166,9 +178,10 @@ class WarpAttention {
     load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
     if constexpr (kMean) means_.start(item, tiers.first_page() + begin);
 
-    // Pages of which a part belongs to the exact tier.
+    // Pages of which a part belongs to the exact tier, for all queries or for some.
     const int first_cut = tiers.sink_end % kPageTokens != 0 ? 0 : -1;
-    const int last_cut = tiers.recent_begin % kPageTokens != 0 ? tiers.pages() - 1 : -1;
+    const int last_cuts = max(tiers.n - (p_.queries - 1) - p_.recent, 0) / kPageTokens - tiers.first_page();
+    const int coded_end[2] = {seen_by_column(tiers, head, 0) - p_.recent, seen_by_column(tiers, head, 1) - p_.recent};
     const std::int32_t* next_id = table + begin + ring_.stages();
     int ahead = end - begin - ring_.stages();  // tiles that are still to be issued
 
@@ -214,9 +227,10 @@ class WarpAttention {
           y[j][r][1] = fmaf(x[r][1], gain[j], y[j][r][1]);
         }
       }
-      if (page == first_cut || page == last_cut) {
+      if (p_.soft_cap > 0.0F) state_.template soft_cap<4>(y, p_.soft_cap * kLog2E);
+      if (page == first_cut || page >= last_cuts) {
         const int position = (tiers.first_page() + page) * kPageTokens;
-        hide(tiers.sink_end - position, tiers.recent_begin - position, y);
+        hide(tiers.sink_end - position, coded_end[0] - position, coded_end[1] - position, y);
       }
       state_.template update<4>(y, out_, weight_);
 
@@ -374,13 +388,21 @@ class WarpAttention {
     }
   }
 
-  __device__ void hide(int low, int high, float (&y)[4][State::kRows][2]) const {
+  // Tokens that the query of the lane's column c sees.
+  [[nodiscard]] __device__ int seen_by_column(const Tiers& tiers, int head, int c) const {
+    const int query = (head % p_.subgroups * kHeadsPerTile + State::head(lane_, c)) / p_.group;
+    return paged::seen_by(tiers.n, min(query, p_.queries - 1), p_.queries);
+  }
+
+  // high: of the lane's columns.
+  __device__ void hide(int low, int high_0, int high_1, float (&y)[4][State::kRows][2]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
         const int token = paged::token_of(j, State::row(lane_, r));
-        if (token < low || token >= high) y[j][r][0] = y[j][r][1] = -INFINITY;
+        if (token < low || token >= high_0) y[j][r][0] = -INFINITY;
+        if (token < low || token >= high_1) y[j][r][1] = -INFINITY;
       }
     }
   }
@@ -389,7 +411,7 @@ class WarpAttention {
   // of the head comes off.
   __device__ void store(std::uint32_t part, int head, float low_factor, float high_factor, float centre) {
     state_.finish();
-    const int n = min(kHeadsPerTile, p_.group - head % p_.subgroups * kHeadsPerTile);
+    const int n = min(kHeadsPerTile, p_.columns - head % p_.subgroups * kHeadsPerTile);
     const std::int64_t row = static_cast<std::int64_t>(part + worker_) * p_.stride_heads;
     const int t = lane_ % 4;
     if (!kWide && t >= 2) return;  // columns 4 .. 7

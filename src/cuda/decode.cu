@@ -78,14 +78,14 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
     status = launch(prepare, std::min(items, 4 * blocks), kPrepareThreads, 0, p, stream, overlaps && p.early);
   if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);
   if (status == cudaSuccess)
-    status = launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
+    status = launch(merge, p.batch * p.queries * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
   return status;
 }
 
 template <int D>
 cudaError_t choose(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
   const bool mean = p.layer.n_pairs > 0;
-  if (p.group > 4) {
+  if (p.columns > 4) {
     return mean ? decode<D, true, true>(p, device, stream, fits) : decode<D, true, false>(p, device, stream, fits);
   }
   return mean ? decode<D, false, true>(p, device, stream, fits) : decode<D, false, false>(p, device, stream, fits);
