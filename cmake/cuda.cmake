@@ -35,7 +35,9 @@ file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu ${P
 add_library(oscar_cuda STATIC ${cuda_sources})
 add_library(oscar::cuda ALIAS oscar_cuda)
 target_include_directories(oscar_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
-target_include_directories(oscar_cuda SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+set_target_properties(oscar_cuda PROPERTIES EXPORT_NAME cuda)
+# An installed package looks for its own CUDA headers (cmake/oscarConfig.cmake.in).
+target_include_directories(oscar_cuda SYSTEM PUBLIC "$<BUILD_INTERFACE:${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}>")
 target_link_libraries(oscar_cuda PUBLIC oscar::oscar)
 # The page format is constexpr functions that host and device share.
 target_compile_options(oscar_cuda PRIVATE

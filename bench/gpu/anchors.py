@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""PyTorch's BF16 decode attention (flash and cuDNN backends of SDPA), timed as decode_bench times ours: CUDA-graph replays over
-rotating caches that together exceed 600 MB, median of 15 replays. Needs torch with CUDA.
+"""PyTorch's BF16 attention (flash and cuDNN backends of SDPA), timed as decode_bench times ours: CUDA-graph replays over rotating
+caches that together exceed 600 MB, median of 15 replays. Decode, and prefill: a chunk on itself (causal), or on a prefix of 32K
+(the prefix only). Needs torch with CUDA.
 
-usage: anchors.py [JSON-FILE]
+usage: anchors.py [--prefill] [JSON-FILE]
 """
 import json
 import statistics
@@ -37,33 +38,37 @@ def time_graph(launches, launch):
     return statistics.median(times[3:])
 
 
-def measure(batch, length, backend, q_heads=32, kv_heads=8, dim=128):
+def measure(batch, length, backend, queries=1, causal=False, q_heads=32, kv_heads=8, dim=128):
     size = 2 * 2 * batch * kv_heads * length * dim
     caches = max(2, -(-TOUCHED // size))
     make = lambda heads, n: torch.randn(batch, heads, n, dim, device="cuda", dtype=torch.bfloat16)
     keys, values = [make(kv_heads, length) for _ in range(caches)], [make(kv_heads, length) for _ in range(caches)]
-    q = make(q_heads, 1)
+    q = make(q_heads, queries)
 
     def launch(i):
-        torch.nn.functional.scaled_dot_product_attention(q, keys[i % caches], values[i % caches], enable_gqa=True)
+        torch.nn.functional.scaled_dot_product_attention(q, keys[i % caches], values[i % caches], enable_gqa=True, is_causal=causal)
 
     with sdpa_kernel(backend):
-        return time_graph(caches if size > 400_000_000 else 4 * caches, launch), size
+        return time_graph(2 if queries > 1 else caches if size > 400_000_000 else 4 * caches, launch), size
 
 
 def main():
+    prefill = "--prefill" in sys.argv
+    files = [x for x in sys.argv[1:] if x != "--prefill"]
+    sizes = [(1, 8192, 8192), (1, 32768, 2048)] if prefill else [(batch, length, 1) for batch, length in SIZES]
     rows = []
-    for batch, length in SIZES:
+    for batch, length, queries in sizes:
+        shape = f"{batch:3} x {length // 1024:3}K" + (f", {queries} queries" if prefill else "")
         for name, backend in BACKENDS.items():
             try:
-                us, size = measure(batch, length, backend)
-                rows.append({"batch": batch, "context": length, "backend": name, "us": us, "bytes": size})
-                print(f"SDPA {name:6} {batch:3} x {length // 1024:3}K  {us:9.1f} us  {size / us * 1e-6:5.2f} TB/s", flush=True)
+                us, size = measure(batch, length, backend, queries, queries == length)
+                rows.append({"batch": batch, "context": length, "queries": queries, "backend": name, "us": us, "bytes": size})
+                print(f"SDPA {name:6} {shape}  {us:9.1f} us  {size / us * 1e-6:5.2f} TB/s", flush=True)
             except RuntimeError as error:
-                print(f"SDPA {name:6} {batch:3} x {length // 1024:3}K  not available: {str(error).splitlines()[0]}", flush=True)
+                print(f"SDPA {name:6} {shape}  not available: {str(error).splitlines()[0]}", flush=True)
             torch.cuda.empty_cache()
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
+    if files:
+        with open(files[0], "w") as file:
             json.dump({"torch": torch.__version__, "device": torch.cuda.get_device_name(), "sdpa": rows}, file, indent=1)
 
 

@@ -6,20 +6,16 @@
 // median of 15 replays. Bytes are those a decode has to read: coded pages and exact blocks. `copy` counts bytes read and
 // written. bench/gpu/anchors.py measures PyTorch's attention in the same way.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
-#include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 
-#include "cuda/runtime.h"
 #include "fill.h"
 #include "oscar/cuda/decode.h"
 #include "paged_world.h"
+#include "timing.h"
 
 namespace {
 
@@ -27,8 +23,10 @@ using namespace oscar;
 using cuda::check;
 using cuda::DeviceArray;
 
-constexpr std::size_t kTouched = 600'000'000;  // ten times the L2 of an H200
-constexpr int kReplays = 15;
+using bench::kTouched;
+using bench::shuffled;
+using bench::time_graph;
+using bench::Times;
 
 struct Size {
   std::string name;
@@ -36,6 +34,8 @@ struct Size {
   int dim = 128, kv_heads = 8, group = 4;
   bool uneven = false;  // heads of different slot counts
   bool mean = true;
+  int queries = 1;
+  float soft_cap = 0;
 };
 
 struct Cache {
@@ -43,78 +43,6 @@ struct Cache {
   DeviceArray<std::uint16_t> blocks;
   DeviceArray<std::int32_t> page_table, block_table;
 };
-
-class Stream {
- public:
-  Stream() { check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-struct Times {
-  double median, low, high;  // microseconds of one launch
-};
-
-// Times `launch(i)`, i = 0 .. launches - 1, as one graph.
-Times time_graph(int launches, const std::function<void(int, cudaStream_t)>& launch, double sustained_seconds = 0) {
-  const Stream stream;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-  for (int i = 0; i < launches; ++i) launch(i, stream);
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
-  const auto replay = [&] {
-    check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    check(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-    check(cudaEventRecord(end, stream), "cudaEventRecord");
-    check(cudaEventSynchronize(end), "a graph");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    return 1e3 * static_cast<double>(ms) / launches;
-  };
-  for (int i = 0; i < 3; ++i) replay();
-  std::vector<double> us;
-  const auto start = std::chrono::steady_clock::now();
-  const auto passed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  while (us.size() < kReplays || passed() < sustained_seconds) us.push_back(replay());
-  if (sustained_seconds > 0) us.erase(us.begin(), us.end() - static_cast<std::ptrdiff_t>(us.size() / 3));  // the last third
-  std::sort(us.begin(), us.end());
-  check(cudaEventDestroy(begin), "cudaEventDestroy");
-  check(cudaEventDestroy(end), "cudaEventDestroy");
-  check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  return {us[us.size() / 2], us.front(), us.back()};
-}
-
-// Bytes per microsecond of a device copy, read and written.
-double copy_rate() {
-  const std::size_t bytes = std::size_t{1} << 30;
-  const DeviceArray<std::uint8_t> from(2 * bytes);
-  const DeviceArray<std::uint8_t> to(2 * bytes);
-  check(cudaMemset(from.data(), 0x5A, 2 * bytes), "cudaMemset");
-  const Times t = time_graph(4, [&](int i, cudaStream_t stream) {
-    const std::size_t at = static_cast<std::size_t>(i % 2) * bytes;
-    bench::copy(to.data() + at, from.data() + at, bytes, stream);
-  });
-  return 2.0 * static_cast<double>(bytes) / t.median;
-}
-
-std::vector<std::int32_t> shuffled(std::size_t n, std::mt19937& rng) {
-  std::vector<std::int32_t> ids(n);
-  for (std::size_t i = 0; i < n; ++i) ids[i] = static_cast<std::int32_t>(i);
-  std::shuffle(ids.begin(), ids.end(), rng);
-  return ids;
-}
 
 nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap) {
   std::vector<int> slots(static_cast<std::size_t>(size.kv_heads), size.dim);
@@ -126,14 +54,14 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const cuda::LayerTables layer(tables);
   const int sink = 64;
   const int recent = 256;
-  const int ring = paged::ring_blocks(recent);
+  const int ring = paged::ring_blocks(recent + size.queries - 1);
   const auto batch = static_cast<std::size_t>(size.batch);
   const auto kv_heads = static_cast<std::size_t>(size.kv_heads);
   const auto dim = static_cast<std::size_t>(size.dim);
   const std::size_t page_columns = (static_cast<std::size_t>(size.length) + 63) / 64;
   const std::size_t block_columns = static_cast<std::size_t>(sink / paged::kBlockTokens + ring);
   const std::size_t n_pages = batch * page_columns;
-  const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent);
+  const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent, size.queries);
   const std::size_t bytes =
       batch * (static_cast<std::size_t>(tiers.pages()) * tables.layout.page_bytes +
                static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
@@ -151,18 +79,20 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
     c.page_table = DeviceArray<std::int32_t>(shuffled(n_pages, rng));
     c.block_table = DeviceArray<std::int32_t>(shuffled(batch * block_columns, rng));
   }
-  const std::size_t n_query = batch * kv_heads * static_cast<std::size_t>(size.group) * dim;
+  const std::size_t n_query = batch * static_cast<std::size_t>(size.queries * size.group) * kv_heads * dim;
   const DeviceArray<std::uint16_t> q(n_query);
   const DeviceArray<std::uint16_t> out(n_query);
   bench::fill_halves(q.data(), n_query, 77);
   check(cudaDeviceSynchronize(), "filling the caches");
   const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>(batch, size.length));
-  const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), size.batch, size.group));
+  const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), size.batch, size.group, size.queries));
 
   cuda::DecodeArgs args;
   args.layer = &layer.view();
   args.batch = size.batch;
   args.group = size.group;
+  args.queries = size.queries;
+  args.soft_cap = size.soft_cap;
   args.sink = sink;
   args.recent = recent;
   args.scale = 1.0F / std::sqrt(static_cast<float>(size.dim));
@@ -196,6 +126,8 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
           {"group", size.group},
           {"uneven_slots", size.uneven},
           {"rope_mean", size.mean},
+          {"queries", size.queries},
+          {"soft_cap", size.soft_cap},
           {"us", t.median},
           {"us_low", t.low},
           {"us_high", t.high},
@@ -222,6 +154,11 @@ std::vector<Size> sizes() {
   add(32, 32768, 128, 8);
   add(32, 32768, 64);
   add(32, 32768, 256, 2);
+  list.push_back({"8 x 32K, 2 queries", 8, 32768, 128, 8, 4, false, true, 2});
+  list.push_back({"8 x 32K, 4 queries", 8, 32768, 128, 8, 4, false, true, 4});
+  list.push_back({"8 x 32K, 8 queries", 8, 32768, 128, 8, 4, false, true, 8});
+  list.push_back({"32 x 32K, 4 queries", 32, 32768, 128, 8, 4, false, true, 4});
+  list.push_back({"32 x 32K, soft cap", 32, 32768, 128, 8, 4, false, true, 1, 50.0F});
   return list;
 }
 
@@ -248,14 +185,14 @@ int main(int argc, char** argv) {
     check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
     nlohmann::json report;
     report["device"] = properties.name;
-    const double copy = copy_rate();
+    const double copy = bench::copy_rate();
     report["copy_TBps"] = copy * 1e-6;
     std::printf("%s, device copy %.3f TB/s (read + written)\n", properties.name, copy * 1e-6);
     for (const Size& size : sizes()) {
       if (size.name.find(only) == std::string::npos) continue;
       report["decode"].push_back(measure(size, copy, sustained, overlap));
     }
-    report["copy_TBps_after"] = copy_rate() * 1e-6;
+    report["copy_TBps_after"] = bench::copy_rate() * 1e-6;
     if (!json_path.empty()) std::ofstream(json_path) << report.dump(1) << '\n';
   } catch (const std::exception& e) {
     std::fprintf(stderr, "decode_bench: error: %s\n", e.what());

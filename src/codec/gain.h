@@ -26,6 +26,8 @@ class GainCode {
     return static_cast<std::uint8_t>(std::isfinite(g) ? (n < 1 ? 1 : (n > 255 ? 255 : n)) : 255);
   }
   [[nodiscard]] float decode(std::uint8_t n) const { return value_[n]; }
+  // [16] mantissas in [0.5, 1) from which on the next sixteenth is nearer.
+  [[nodiscard]] const std::array<float, 16>& edges() const { return edge_; }
 
  private:
   // Edges lie half a step above 0.5 * 2^(i / 16); values are rounded from double, in which exp2 is exact enough everywhere.

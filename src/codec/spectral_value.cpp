@@ -19,13 +19,6 @@ namespace {
 
 constexpr float kMaxInput = 0x1p40F;  // inputs beyond are clamped, so that the energy of a head stays finite
 
-// Step and mean squared error of the best uniform mid-rise quantiser of a unit Gaussian, by width 1 .. 3.
-struct GaussianGrid {
-  float step;
-  double distortion;
-};
-constexpr std::array<GaussianGrid, 4> kGrid = {{{0.0F, 1.0}, {1.5958F, 0.36338}, {0.9957F, 0.11885}, {0.5860F, 0.03744}}};
-
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
 // One run of coordinates of equal width.
@@ -38,9 +31,9 @@ struct Run {
 Run make_run(int width) {
   Run run;
   run.width = width;
-  const GaussianGrid& grid = kGrid[size_of(width)];
+  const GaussianGrid& grid = kGaussianGrid[size_of(width)];
   run.inverse_step = 1.0F / grid.step;
-  run.unit = static_cast<float>(static_cast<double>(grid.step) / (1.0 - grid.distortion));
+  run.unit = grid.unit();
   for (int c = 0; c < (1 << width); ++c) {
     run.level[size_of(c)] = run.unit * (static_cast<float>(c) - static_cast<float>((1 << width) - 1) / 2.0F);
   }

@@ -9,6 +9,7 @@
 
 #include "cuda/decode_plan.cuh"
 #include "cuda/ring.cuh"
+#include "cuda/rope_means.cuh"
 #include "cuda/softmax.cuh"
 
 namespace oscar::cuda {
@@ -26,14 +27,6 @@ inline constexpr int kTiles = D / 16;
 inline constexpr std::uint32_t kGainTableBytes = 1024;
 inline constexpr std::uint32_t kScratchBytes = 512;
 inline constexpr std::uint32_t kBarrierBytes = 128;
-inline constexpr std::uint32_t kMeanTableBytes = 128 + 8;  // per pair
-
-// e^(i 2 pi turns).
-__device__ __forceinline__ float2 turn_by(double turns) {
-  float2 result;
-  sincospif(2.0F * static_cast<float>(turns - rint(turns)), &result.y, &result.x);
-  return result;
-}
 
 // Says that all lanes hold the same value.
 template <class T>
@@ -55,18 +48,11 @@ class WarpAttention {
         lane_(lane),
         worker_(worker),
         gain_table_(shared),
-        mean_table_(shared + kGainTableBytes),
         scratch_(warp_shared),
         query_(warp_shared + kScratchBytes + kBarrierBytes),
-        mean_query_(query_ + params.query_bytes),
-        ring_(mean_query_ + mean_bytes(params), warp_shared + kScratchBytes, params.stages, params.stage_bytes, lane) {}
-
-  // Running weights of the means, per warp and 16 pairs: kMeanParts float4 per lane.
-  static constexpr int kMeanParts = kWide ? 2 : 1;
-  static constexpr std::uint32_t kMeanStepBytes = 512U * kMeanParts;
-  __host__ __device__ static std::uint32_t mean_bytes(const DecodeParams& p) {
-    return kMean ? static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kMeanStepBytes : 0U;
-  }
+        means_(params, lane, shared + kGainTableBytes, query_ + params.query_bytes, scratch_),
+        ring_(query_ + params.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(params) : 0U), warp_shared + kScratchBytes,
+              params.stages, params.stage_bytes, lane) {}
 
   // Once per warp, before anything but tiles is used: queries come from the kernel before, tables from the other warps.
   __device__ void wait_once() {
@@ -95,16 +81,24 @@ class WarpAttention {
       if (copy < copies)
         ring_.issue(address(block_of(begin + copy / 2)) + static_cast<std::uint32_t>(copy & 1) * kHalfBytes, kHalfBytes);
     };
+    if (p_.early) wait_once();  // what still runs may write exact rows
     for (int i = 0; i < ring_.stages(); ++i) issue(i);
     wait_once();
     load_query(p_.exact_query + static_cast<std::int64_t>(item) * (D / 16 * p_.lanes * 2), D / 16);
 
     const float scale = p_.scale * kLog2E;
+    const int seen[2] = {seen_by_column(tiers, head, 0), seen_by_column(tiers, head, 1)};
     for (int unit = begin; unit < end; ++unit) {
       const int position = tiers.block_position(unit);
       const bool is_sink = unit < tiers.sink_blocks();
       const int low = is_sink ? 0 : max(0, tiers.recent_begin - position);
       const int high = min(kBlockTokens, (is_sink ? tiers.sink_end : tiers.n) - position);
+      int first[2], last[2];  // of the lane's columns
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        first[c] = is_sink ? 0 : max(low, seen[c] - p_.recent - position);
+        last[c] = min(high, seen[c] - position);
+      }
 
       float acc[1][4] = {};
       const std::uint32_t keys = ring_.acquire();
@@ -123,10 +117,15 @@ class WarpAttention {
       State::pick(acc[0], lane_, y[0]);
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
-        const int row = State::row(lane_, r);
-        const bool visible = row >= low && row < high;
 #pragma unroll
-        for (int c = 0; c < 2; ++c) y[0][r][c] = visible ? y[0][r][c] * scale - state_.max[c] : -INFINITY;
+        for (int c = 0; c < 2; ++c) y[0][r][c] = y[0][r][c] * scale - state_.max[c];
+      }
+      if (p_.soft_cap > 0.0F) state_.template soft_cap<1>(y, p_.soft_cap * kLog2E);
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+        const int row = State::row(lane_, r);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) y[0][r][c] = row >= first[c] && row < last[c] ? y[0][r][c] : -INFINITY;
       }
       state_.template update<1>(y, out_, weight_);
       std::uint32_t b0, b1;
@@ -177,11 +176,12 @@ class WarpAttention {
                             header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
     const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
     load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
-    if constexpr (kMean) start_mean(item, tiers.first_page() + begin);
+    if constexpr (kMean) means_.start(item, tiers.first_page() + begin);
 
-    // Pages of which a part belongs to the exact tier.
+    // Pages of which a part belongs to the exact tier, for all queries or for some.
     const int first_cut = tiers.sink_end % kPageTokens != 0 ? 0 : -1;
-    const int last_cut = tiers.recent_begin % kPageTokens != 0 ? tiers.pages() - 1 : -1;
+    const int last_cuts = max(tiers.n - (p_.queries - 1) - p_.recent, 0) / kPageTokens - tiers.first_page();
+    const int coded_end[2] = {seen_by_column(tiers, head, 0) - p_.recent, seen_by_column(tiers, head, 1) - p_.recent};
     const std::int32_t* next_id = table + begin + ring_.stages();
     int ahead = end - begin - ring_.stages();  // tiles that are still to be issued
 
@@ -198,7 +198,7 @@ class WarpAttention {
       float y[4][State::kRows][2];
       const float offset[2] = {constant[0] - state_.max[0], constant[1] - state_.max[1]};
       if constexpr (kMean) {
-        if ((page - begin) % 2 == 0) mean_logits(mean, next_mean);
+        if ((page - begin) % 2 == 0) means_.logits(mean, next_mean);
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -227,9 +227,10 @@ class WarpAttention {
           y[j][r][1] = fmaf(x[r][1], gain[j], y[j][r][1]);
         }
       }
-      if (page == first_cut || page == last_cut) {
+      if (p_.soft_cap > 0.0F) state_.template soft_cap<4>(y, p_.soft_cap * kLog2E);
+      if (page == first_cut || page >= last_cuts) {
         const int position = (tiers.first_page() + page) * kPageTokens;
-        hide(tiers.sink_end - position, tiers.recent_begin - position, y);
+        hide(tiers.sink_end - position, coded_end[0] - position, coded_end[1] - position, y);
       }
       state_.template update<4>(y, out_, weight_);
 
@@ -387,133 +388,21 @@ class WarpAttention {
     }
   }
 
-  __device__ void hide(int low, int high, float (&y)[4][State::kRows][2]) const {
+  // Tokens that the query of the lane's column c sees.
+  [[nodiscard]] __device__ int seen_by_column(const Tiers& tiers, int head, int c) const {
+    const int query = (head % p_.subgroups * kHeadsPerTile + State::head(lane_, c)) / p_.group;
+    return paged::seen_by(tiers.n, min(query, p_.queries - 1), p_.queries);
+  }
+
+  // high: of the lane's columns.
+  __device__ void hide(int low, int high_0, int high_1, float (&y)[4][State::kRows][2]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
         const int token = paged::token_of(j, State::row(lane_, r));
-        if (token < low || token >= high) y[j][r][0] = y[j][r][1] = -INFINITY;
-      }
-    }
-  }
-
-  // --- RoPE means: Re(sum over pairs of c e^(i theta t)). About the page's middle m, t = m + x, the page has the weights
-  // c' = c e^(i theta m), and its logits are E(x) + O(x), E = sum Re(c') cos(theta x), O = - sum Im(c') sin(theta x), with
-  // E(-x) = E(x), O(-x) = -O(x): two products of static tables [32 x, pairs] with weights [pairs, heads].
-  // The weights live in shared memory, turned on by 64 tokens a page. A float4 is the real and imaginary parts of two
-  // neighbouring pairs: pairs 2t, 2t + 1 of the lane's column, and 2t + 8, 2t + 9. In tiles that are not wide, lanes g < 4 keep
-  // the first and lanes g >= 4 the second of the same head.
-  [[nodiscard]] __device__ std::uint32_t mean_weights(int step, int part) const {
-    return mean_query_ + static_cast<std::uint32_t>(step) * kMeanStepBytes + static_cast<std::uint32_t>(part) * 512U +
-           16U * static_cast<std::uint32_t>(lane_);
-  }
-  // Which of a step's eight float4 of turns belongs to the lane's weights.
-  [[nodiscard]] __device__ int mean_eighth(int part) const { return lane_ % 4 + 4 * (kWide ? part : lane_ / 16); }
-  static __device__ __forceinline__ float4 turned(float4 c, float4 by) {
-    return make_float4(c.x * by.x - c.z * by.z, c.y * by.y - c.w * by.w, c.x * by.z + c.z * by.x, c.y * by.w + c.w * by.y);
-  }
-
-  __device__ void start_mean(int item, int page) {
-    const int n_pairs = p_.layer.n_pairs;
-    const double middle = page * kPageTokens + (kPageTokens - 1) / 2.0;
-    const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (n_pairs / 16 * kMeanParts * 32);
-    for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta m) of 64 pairs at a time through the scratch
-      __syncwarp();
-      for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
-        const std::uint32_t place =
-            scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
-        const float2 turn = turn_by(p_.layer.turns[i] * middle);
-        store_shared_float(place, turn.x);
-        store_shared_float(place + 8U, turn.y);
-      }
-      __syncwarp();
-      for (int step = base / 16; step < min(n_pairs / 16, base / 16 + 4); ++step) {
-#pragma unroll
-        for (int part = 0; part < kMeanParts; ++part) {
-          const float4 c = from[(step * kMeanParts + part) * 32 + lane_];
-          const float4 by =
-              load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + mean_eighth(part)));
-          store_shared_float4(mean_weights(step, part), turned(c, by));
-        }
-      }
-    }
-    __syncwarp();
-  }
-
-  // Mean logits of this page and the next, so that the tables are read once for two; moves on by two pages.
-  __device__ __forceinline__ void mean_logits(float (&now)[4][State::kRows][2], float (&next)[4][State::kRows][2]) {
-    const int steps = p_.layer.n_pairs / 16;
-    const int fast_steps = p_.layer.n_fast_pairs / 16;
-    const std::uint32_t turns = mean_table_ + static_cast<std::uint32_t>(steps) * 2048U;
-    float even[2][2][4] = {};  // [page][x / 16]
-    float odd[2][2][4] = {};
-    float still[2] = {0, 0};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      std::uint32_t real[2][2], imaginary[2][2];  // [page][half of the k-step]
-#pragma unroll
-      for (int part = 0; part < kMeanParts; ++part) {
-        float4 c = load_shared_float4(mean_weights(step, part));
-        const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + mean_eighth(part)));
-#pragma unroll
-        for (int page = 0; page < 2; ++page) {
-          real[page][part] = pack_half2(c.x, c.y);
-          imaginary[page][part] = pack_half2(c.z, c.w);
-          if (step >= fast_steps) still[page] += c.x + c.y;
-          c = turned(c, by);
-        }
-        store_shared_float4(mean_weights(step, part), c);
-      }
-      if constexpr (!kWide) {
-#pragma unroll
-        for (int page = 0; page < 2; ++page) {
-          both_halves(real[page]);
-          both_halves(imaginary[page]);
-        }
-      }
-      const std::uint32_t table =
-          mean_table_ + static_cast<std::uint32_t>(step) * 2048U + 16U * static_cast<std::uint32_t>(lane_);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint4 cosines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e));
-        const uint4 sines = load_shared_16(table + 512U * static_cast<std::uint32_t>(e + 2));
-#pragma unroll
-        for (int page = 0; page < 2; ++page) {
-          mma(even[page][e], cosines.x, cosines.y, cosines.z, cosines.w, real[page][0], real[page][1]);
-          mma(odd[page][e], sines.x, sines.y, sines.z, sines.w, imaginary[page][0], imaginary[page][1]);
-        }
-      }
-    }
-    add_parts(even[0], odd[0], still[0], now);
-    add_parts(even[1], odd[1], still[1], next);
-  }
-  // Lanes g < 4 have the first half of the k-step, lanes g >= 4 the second half of the same head.
-  __device__ __forceinline__ void both_halves(std::uint32_t (&x)[2]) const {
-    const std::uint32_t other = __shfl_xor_sync(~0U, x[0], 16);
-    x[1] = lane_ < 16 ? other : x[0];
-    x[0] = lane_ < 16 ? x[0] : other;
-  }
-  __device__ __forceinline__ void add_parts(const float (&even)[2][4], const float (&odd)[2][4], float still,
-                                            float (&y)[4][State::kRows][2]) const {
-    still += __shfl_xor_sync(~0U, still, 1);
-    still += __shfl_xor_sync(~0U, still, 2);
-    if constexpr (!kWide) still += __shfl_xor_sync(~0U, still, 16);
-    const float mine[2] = {__shfl_sync(~0U, still, 4 * State::head(lane_, 0)),
-                           __shfl_sync(~0U, still, 4 * State::head(lane_, 1))};
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float x[State::kRows][2], z[State::kRows][2];
-      State::pick(even[e], lane_, x);
-      State::pick(odd[e], lane_, z);
-#pragma unroll
-      for (int r = 0; r < State::kRows; ++r) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float both = x[r][c] + mine[c];
-          y[2 + e][r][c] = both + z[r][c];
-          y[1 - e][r][c] = both - z[r][c];
-        }
+        if (token < low || token >= high_0) y[j][r][0] = -INFINITY;
+        if (token < low || token >= high_1) y[j][r][1] = -INFINITY;
       }
     }
   }
@@ -522,7 +411,7 @@ class WarpAttention {
   // of the head comes off.
   __device__ void store(std::uint32_t part, int head, float low_factor, float high_factor, float centre) {
     state_.finish();
-    const int n = min(kHeadsPerTile, p_.group - head % p_.subgroups * kHeadsPerTile);
+    const int n = min(kHeadsPerTile, p_.columns - head % p_.subgroups * kHeadsPerTile);
     const std::int64_t row = static_cast<std::int64_t>(part + worker_) * p_.stride_heads;
     const int t = lane_ % 4;
     if (!kWide && t >= 2) return;  // columns 4 .. 7
@@ -544,7 +433,8 @@ class WarpAttention {
   const DecodeParams& p_;
   int lane_;
   std::uint32_t worker_;
-  std::uint32_t gain_table_, mean_table_, scratch_, query_, mean_query_;
+  std::uint32_t gain_table_, scratch_, query_;
+  RopeMeans<kWide> means_;
   bool waited_ = false;
   TileRing ring_;
   State state_;
@@ -567,7 +457,7 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
   const int lane = thread % 32;
   const int warp = uniform(thread / 32);
   const int warps = static_cast<int>(blockDim.x) / 32;
-  const std::uint32_t mean_bytes = kMean ? static_cast<std::uint32_t>(p.layer.n_pairs) * kMeanTableBytes : 0U;
+  const std::uint32_t mean_bytes = kMean ? RopeMeans<kWide>::table_bytes(p) : 0U;
   const std::uint32_t base = shared_address(shared);
   // Neighbours on the line go to different multiprocessors, so that all of them are busy when there is little to do.
   const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
@@ -576,18 +466,7 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
   for (int n = thread; n < 256; n += warps * 32) {
     reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
   }
-  if constexpr (kMean) {  // the table, then e^(i 64 theta) of pairs 2 i, 2 i + 1: cosines, sines
-    auto* table = reinterpret_cast<uint4*>(shared + kGainTableBytes);
-    const int pieces = p.layer.n_pairs * 8;
-    for (int i = thread; i < pieces; i += warps * 32) table[i] = reinterpret_cast<const uint4*>(p.layer.mean_table)[i];
-    auto* turns = reinterpret_cast<float*>(table + pieces);
-    for (int i = thread; i < p.layer.n_pairs; i += warps * 32) {
-      const float2 turn = turn_by(p.layer.turns[i] * kPageTokens);
-      float* to = turns + i / 2 * 4 + i % 2;
-      to[0] = turn.x;
-      to[2] = turn.y;
-    }
-  }
+  if constexpr (kMean) RopeMeans<kWide>::fill_tables(p, shared + kGainTableBytes, thread, warps * 32);
 
   const Shares share = shares(p, lane);
   const std::uint32_t begin = worker * share.share;

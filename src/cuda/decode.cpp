@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kMaxBatch = 1 << 16;
 constexpr int kMaxGroup = 16;
+constexpr int kMaxQueries = 8;
 constexpr int kMaxMultiprocessors = 256;  // sizes the workspace, so that it does not depend on the device
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
@@ -49,19 +50,23 @@ std::size_t lay_out(DecodeParams& p, void* workspace) {
 }
 
 // What follows from the shape alone.
-DecodeParams shape_params(const LayerView& layer, int batch, int group) {
+DecodeParams shape_params(const LayerView& layer, int batch, int group, int queries) {
   if (!paged::head_dim_fits(layer.head_dim)) fail("cuda decode: head_dim is {}; 64, 128 and 256 are possible", layer.head_dim);
   if (layer.max_slots > kMostSlots) fail("cuda decode: a head of {} slots; up to {} are possible", layer.max_slots, kMostSlots);
   if (batch < 1 || batch > kMaxBatch) fail("cuda decode: a batch of {} sequences; 1 to {} are possible", batch, kMaxBatch);
   if (group < 1 || group > kMaxGroup) fail("cuda decode: {} query heads per KV head; 1 to {} are possible", group, kMaxGroup);
+  if (queries < 1 || queries > kMaxQueries)
+    fail("cuda decode: {} query tokens per sequence; 1 to {} are possible", queries, kMaxQueries);
   DecodeParams p{};
   p.layer = layer;
   p.batch = batch;
   p.group = group;
-  p.subgroups = (group + kHeadsPerTile - 1) / kHeadsPerTile;
+  p.queries = queries;
+  p.columns = queries * group;
+  p.subgroups = (p.columns + kHeadsPerTile - 1) / kHeadsPerTile;
   p.heads = layer.n_head_kv * p.subgroups;
-  p.lanes = group <= 4 ? 16 : 32;
-  p.stride_heads = group <= 4 ? 4 : 8;
+  p.lanes = p.columns <= 4 ? 16 : 32;
+  p.stride_heads = p.columns <= 4 ? 4 : 8;
   const int most_slots = std::max(layer.max_slots, layer.head_dim);  // exact queries use the same place
   p.query_bytes = unsigned_of(most_slots / 16 * p.lanes * 8);
   for (int h = 0; h < layer.n_head_kv; ++h)
@@ -73,8 +78,9 @@ void check_arguments(const DecodeArgs& a) {
   if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
     fail("cuda decode: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
   if (a.recent < 1) fail("cuda decode: the window of recent rows is {}; it holds the query's own token at least", a.recent);
-  if (a.ring < paged::ring_blocks(a.recent))
-    fail("cuda decode: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent);
+  if (a.ring < paged::ring_blocks(a.recent + a.queries - 1))
+    fail("cuda decode: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent + a.queries - 1);
+  if (!(a.soft_cap >= 0.0F)) fail("cuda decode: a soft cap of {}; 0 (none) or more is possible", a.soft_cap);
   if (a.page_columns < 1) fail("cuda decode: the page table has no columns");
   const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out, a.workspace};
   if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
@@ -83,14 +89,14 @@ void check_arguments(const DecodeArgs& a) {
 
 }  // namespace
 
-std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group) {
-  DecodeParams p = shape_params(layer, batch, group);
+std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group, int queries) {
+  DecodeParams p = shape_params(layer, batch, group, queries);
   return lay_out(p, nullptr);
 }
 
 void decode(const DecodeArgs& args, cudaStream_t stream) {
   check_arguments(args);
-  DecodeParams p = shape_params(*args.layer, args.batch, args.group);
+  DecodeParams p = shape_params(*args.layer, args.batch, args.group, args.queries);
   const std::size_t bytes = lay_out(p, args.workspace);
   if (args.workspace_bytes < bytes) fail("cuda decode: a workspace of {} bytes; {} are needed", args.workspace_bytes, bytes);
   p.sink = args.sink;
@@ -98,6 +104,7 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   p.ring = args.ring;
   p.page_columns = args.page_columns;
   p.scale = args.scale;
+  p.soft_cap = args.soft_cap;
   p.early = args.overlaps_predecessor;
   p.q = static_cast<const __half*>(args.q);
   p.lengths = args.lengths;

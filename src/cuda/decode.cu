@@ -38,8 +38,8 @@ template <int D, bool kWide, bool kMean>
 cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
   const std::uint32_t longest = std::max(paged::head_bytes(p.layer.max_slots, D), unsigned_of(kBlockTokens * D * 2));
   p.stage_bytes = (longest + 127U) / 128U * 128U;
-  const std::uint32_t common = kGainTableBytes + (kMean ? unsigned_of(p.layer.n_pairs) * kMeanTableBytes : 0U);
-  const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + WarpAttention<D, kWide, kMean>::mean_bytes(p);
+  const std::uint32_t common = kGainTableBytes + (kMean ? RopeMeans<kWide>::table_bytes(p) : 0U);
+  const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(p) : 0U);
   const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes;
   // With little to do per warp, fewer of them: partial results are fewer, and the kernels before and after find room beside
   // this one.
@@ -78,14 +78,14 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
     status = launch(prepare, std::min(items, 4 * blocks), kPrepareThreads, 0, p, stream, overlaps && p.early);
   if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);
   if (status == cudaSuccess)
-    status = launch(merge, p.batch * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
+    status = launch(merge, p.batch * p.queries * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
   return status;
 }
 
 template <int D>
 cudaError_t choose(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
   const bool mean = p.layer.n_pairs > 0;
-  if (p.group > 4) {
+  if (p.columns > 4) {
     return mean ? decode<D, true, true>(p, device, stream, fits) : decode<D, true, false>(p, device, stream, fits);
   }
   return mean ? decode<D, false, true>(p, device, stream, fits) : decode<D, false, false>(p, device, stream, fits);

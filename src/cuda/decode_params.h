@@ -10,24 +10,25 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kHeadsPerTile = 8;          // query heads of a virtual KV head, at most
+inline constexpr int kHeadsPerTile = 8;          // query rows of a virtual KV head, at most
 inline constexpr std::uint32_t kCostUnit = 128;  // bytes
 inline constexpr int kMostSlots = 512;           // of a head
 inline constexpr int kMostWarps = 16;            // of a block of the attention kernel
 
 struct DecodeParams {
   LayerView layer;
-  int batch, group, sink, recent, ring, page_columns;
-  int subgroups;             // virtual heads per KV head: ceil(group / 8)
+  int batch, group, queries, sink, recent, ring, page_columns;
+  int columns;               // query rows of a KV head and sequence: queries * group, row query * group + head
+  int subgroups;             // virtual heads per KV head: ceil(columns / 8)
   int heads;                 // virtual heads per sequence: n_head_kv * subgroups
-  int lanes;                 // lanes whose query fragments differ: 16 when at most 4 heads share a tile, else 32
-  int stride_heads;          // heads of a partial result's row: 4 or 8
+  int lanes;                 // lanes whose query fragments differ: 16 when at most 4 query rows share a tile, else 32
+  int stride_heads;          // query rows of a partial result's row: 4 or 8
   std::uint32_t pages_cost;  // of one page column of a sequence, all virtual heads
   std::uint32_t workers;     // warps of the grid
   int stages;
   std::uint32_t stage_bytes, query_bytes, warp_bytes;
   bool early;  // see DecodeArgs
-  float scale;
+  float scale, soft_cap;
   const __half* q;
   const std::int32_t* lengths;
   const std::uint8_t* pages;

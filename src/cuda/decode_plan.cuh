@@ -1,6 +1,6 @@
 // The plan that shares the work of a decode out over the warps.
 //
-// Work is a line of bytes: for each sequence, for each virtual KV head (a KV head and up to 8 of its query heads), first the
+// Work is a line of bytes: for each sequence, for each virtual KV head (a KV head and up to 8 of its query rows), first the
 // exact blocks, then the coded pages. It is cut into equal pieces, one per warp of the grid, rounded to whole blocks and pages.
 // So heads with more slots get more warps, ragged batches are balanced, and every warp walks consecutive pages. Part 2 v is the
 // exact tier of virtual head v = sequence * heads + head, part 2 v + 1 its coded tier. A warp leaves one partial result per
@@ -27,7 +27,7 @@ __device__ __forceinline__ std::uint32_t page_cost(const DecodeParams& p, int he
   return paged::head_bytes(p.layer.slots[head / p.subgroups], p.layer.head_dim) / kCostUnit;
 }
 __device__ __forceinline__ Tiers tiers(const DecodeParams& p, int sequence) {
-  return paged::tiers_of(__ldg(p.lengths + sequence), p.sink, p.recent);
+  return paged::tiers_of(__ldg(p.lengths + sequence), p.sink, p.recent, p.queries);
 }
 __device__ __forceinline__ std::uint32_t sequence_cost(const DecodeParams& p, int sequence) {
   if (sequence >= p.batch) return 0;

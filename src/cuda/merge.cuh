@@ -1,4 +1,4 @@
-// Third kernel of a decode: the partial results of a query head become its output. One block per sequence and query head.
+// Third kernel of a decode: the partial results of a query row become its output. One block per sequence, query and head.
 #pragma once
 
 #include "cuda/decode_plan.cuh"
@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 2) merge_kernel(const __grid
   __shared__ float2 sums[kMergeWarps];
 
   const int n_head = p.layer.n_head_kv * p.group;
-  const int sequence = static_cast<int>(blockIdx.x) / n_head;
+  const int sequence = static_cast<int>(blockIdx.x) / n_head / p.queries;
   const int query_head = static_cast<int>(blockIdx.x) % n_head;
   const int kv = query_head / p.group;
-  const int in_group = query_head % p.group;
-  const int head = kv * p.subgroups + in_group / kHeadsPerTile;
-  const int column = in_group % kHeadsPerTile;
+  const int query_row = static_cast<int>(blockIdx.x) / n_head % p.queries * p.group + query_head % p.group;
+  const int head = kv * p.subgroups + query_row / kHeadsPerTile;
+  const int column = query_row % kHeadsPerTile;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;

@@ -20,7 +20,7 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// kHeads: 4 or 8, at least the query heads of a virtual head.
+// kHeads: 4 or 8, at least the query rows of a virtual head.
 template <int D, int kHeads>
 __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __grid_constant__ DecodeParams p) {
   let_successor_start();
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
     const int sequence = item / p.heads;
     const int kv = item % p.heads / p.subgroups;
     const int first_head = item % p.heads % p.subgroups * kHeadsPerTile;
-    const int heads = min(kHeads, p.group - first_head);
+    const int heads = min(kHeads, p.columns - first_head);
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warp = thread / 32;
@@ -60,10 +60,13 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
       for (int d = 0; d < kAtOnce; ++d) m[d] = from[d * D];
     };
     load(0);
-    const __half* rows =
-        p.q + (static_cast<std::int64_t>(sequence) * layer.n_head_kv * p.group + kv * p.group + first_head) * D;
+    const auto value = [&](int h, int d) {
+      const int token = sequence * p.queries + (first_head + h) / p.group;
+      const int head = kv * p.group + (first_head + h) % p.group;
+      return __half2float(p.q[(static_cast<std::int64_t>(token) * layer.n_head_kv * p.group + head) * D + d]);
+    };
     wait_for_predecessor();  // everything before is constant
-    for (int i = thread; i < kHeads * D; i += kPrepareThreads) q[i / D][i % D] = i / D < heads ? __half2float(rows[i]) : 0.0F;
+    for (int i = thread; i < kHeads * D; i += kPrepareThreads) q[i / D][i % D] = i / D < heads ? value(i / D, i % D) : 0.0F;
     for (int i = thread; i < D; i += kPrepareThreads) constant[i] = layer.key_constant[kv * D + i];
     for (int i = thread; i < slots; i += kPrepareThreads) source[i] = layer.slot_source[kv * layer.max_slots + i];
     __syncthreads();

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/dependent_launch.cuh"
+
 namespace oscar::cuda {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
@@ -135,18 +137,5 @@ __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
 
 // All warps of the block; unlike __syncthreads() they may come from different places in the program.
 __device__ __forceinline__ void wait_for_block() { asm volatile("barrier.sync 1, %0;" ::"r"(blockDim.x) : "memory"); }
-
-// Programmatic dependent launch: a kernel may start before its predecessor ended; what the predecessor wrote may be read after
-// wait_for_predecessor() only.
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void let_successor_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 }  // namespace oscar::cuda

@@ -1,8 +1,8 @@
-// Online softmax of one warp over tiles of 16 tokens by 8 columns (query heads), as tensor-core accumulators hold them.
+// Online softmax of one warp over tiles of 16 tokens by 8 columns (query rows), as tensor-core accumulators hold them.
 //
-// kWide: 8 heads. A lane holds rows g and g + 8 of columns 2t, 2t + 1 (g = lane / 4, t = lane mod 4).
-// Not kWide: at most 4 heads; columns 4 .. 7 repeat columns 0 .. 3, lanes t < 2 keep rows g, lanes t >= 2 rows g + 8 of the
-// same heads, so that no lane works twice on a value.
+// kWide: 8 columns. A lane holds rows g and g + 8 of columns 2t, 2t + 1 (g = lane / 4, t = lane mod 4).
+// Not kWide: at most 4 rows; columns 4 .. 7 repeat columns 0 .. 3, lanes t < 2 keep rows g, lanes t >= 2 rows g + 8 of the
+// same columns, so that no lane works twice on a value.
 //
 // The maximum is followed lazily: a tile whose probabilities stay below 2 against the old one needs no exchange between lanes.
 #pragma once
@@ -14,9 +14,10 @@ namespace oscar::cuda {
 template <bool kWide>
 struct SoftmaxState {
   static constexpr int kRows = kWide ? 2 : 1;  // of each 16-token group
-  float max[2] = {0, 0};                       // of the lane's heads, base-2 logits
+  float max[2] = {0, 0};                       // of the lane's columns, base-2 logits
   float sum[2] = {0, 0};                       // the lane's own share
-  bool started = false;
+  // Of each column: it has seen a token. One of several queries may have to wait for it longer than others.
+  bool started[2] = {false, false};
 
   [[nodiscard]] __device__ static int row(int lane, int i) { return lane / 4 + (kWide ? 8 * i : (lane & 2) * 4); }
   [[nodiscard]] __device__ static int head(int lane, int i) { return (kWide ? lane % 4 : lane % 2) * 2 + i; }
@@ -51,7 +52,7 @@ struct SoftmaxState {
       }
     }
     // Bit 30 of a positive float: 2 or more.
-    if (__any_sync(~0U, (high & 0x40000000U) != 0 || !started)) raise(y, p, out, weight);
+    if (__any_sync(~0U, (high & 0x40000000U) != 0 || !started[0] || !started[1])) raise(y, p, out, weight);
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
@@ -65,7 +66,26 @@ struct SoftmaxState {
     }
   }
 
-  // Sums over the lanes that share a head. Call once, at the end.
+  // y: base-2 logits minus max, becomes cap tanh(logit / cap) minus max; cap in base 2.
+  template <int kGroups>
+  __device__ __forceinline__ void soft_cap(float (&y)[kGroups][kRows][2], float cap) const {
+    const float inverse = 1.0F / cap;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float x = y[j][r][c] + max[c];
+          // tanh(|x|) = 1 - 2 / (e^(2 |x|) + 1)
+          const float e = exp2_fast(2.0F * 1.4426950408889634F * inverse * fabsf(x));
+          y[j][r][c] = copysignf(cap - __fdividef(2.0F * cap, e + 1.0F), x) - max[c];
+        }
+      }
+    }
+  }
+
+  // Sums over the lanes that share a column. Call once, at the end.
   __device__ void finish() {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -89,8 +109,10 @@ struct SoftmaxState {
       }
 #pragma unroll
       for (int d = kWide ? 4 : 2; d < 32; d *= 2) most = fmaxf(most, __shfl_xor_sync(~0U, most, d));
-      const float growth = started ? fmaxf(most, 0.0F) : most;
-      factor[c] = started ? exp2_fast(-growth) : 0.0F;
+      const bool sees = most > -INFINITY;
+      const float growth = started[c] ? fmaxf(most, 0.0F) : (sees ? most : 0.0F);
+      factor[c] = started[c] ? exp2_fast(-growth) : 0.0F;
+      started[c] = started[c] || sees;
       max[c] += growth;
       sum[c] *= factor[c];
 #pragma unroll
@@ -99,7 +121,6 @@ struct SoftmaxState {
         for (int r = 0; r < kRows; ++r) p[j][r][c] = exp2_fast(y[j][r][c] - growth);
       }
     }
-    started = true;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll

@@ -21,10 +21,11 @@ double digit(const std::uint8_t* bytes, DigitPlace place) {
 // A sequence's keys and values of one KV head, as one query head sees them.
 class Sequence {
  public:
-  Sequence(const DecodeProblem& problem, int sequence, int head)
+  Sequence(const DecodeProblem& problem, int sequence, int head, int query)
       : p_(problem), t_(*problem.tables), sequence_(sequence), kv_(head / problem.group), dim_(t_.layout.head_dim) {
     const std::size_t n_head = size_of(t_.layout.n_head_kv * p_.group);
-    const std::uint16_t* row = p_.q + (size_of(sequence) * n_head + size_of(head)) * size_of(dim_);
+    const std::size_t token = size_of(sequence) * size_of(p_.queries) + size_of(query);
+    const std::uint16_t* row = p_.q + (token * n_head + size_of(head)) * size_of(dim_);
     for (int d = 0; d < dim_; ++d) q_.push_back(static_cast<double>(half_to_float(row[d])));
     std::vector<double> inner(size_of(dim_), 0.0);
     for (int d = 0; d < dim_; ++d) {
@@ -49,12 +50,12 @@ class Sequence {
       const auto second = static_cast<double>(t_.mean_second(kv_, static_cast<Eigen::Index>(i)));
       logit += q_[t_.pair_first[i]] * (first * c - second * s) + q_[t_.pair_second[i]] * (first * s + second * c);
     }
-    return p_.scale * logit;
+    return capped(p_.scale * logit);
   }
   [[nodiscard]] double exact_logit(int position) const {
     double dot = 0;
     for (int d = 0; d < dim_; ++d) dot += q_[size_of(d)] * exact_value(position, 0, d);
-    return p_.scale * dot;
+    return capped(p_.scale * dot);
   }
   // out += weight * v, coded rows in the inner basis.
   void add_coded(int position, double weight, std::vector<double>& out) const {
@@ -69,6 +70,10 @@ class Sequence {
   }
 
  private:
+  [[nodiscard]] double capped(double logit) const {
+    const auto cap = static_cast<double>(p_.soft_cap);
+    return cap > 0 ? cap * std::tanh(logit / cap) : logit;
+  }
   [[nodiscard]] const std::uint8_t* head_block(int position) const {
     const std::int32_t page = p_.page_table[sequence_ * static_cast<std::ptrdiff_t>(p_.page_columns) + position / kPageTokens];
     return p_.pages + size_of(page) * t_.layout.page_bytes + t_.layout.head_offset[size_of(kv_)];
@@ -91,16 +96,15 @@ class Sequence {
 
 }  // namespace
 
-DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head) {
+DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head, int query) {
   const int dim = problem.tables->layout.head_dim;
-  const int n = problem.lengths[sequence];
-  const Tiers tiers = tiers_of(n, problem.sink, problem.recent);
-  const Sequence rows(problem, sequence, head);
+  const int n = seen_by(problem.lengths[sequence], query, problem.queries);
+  const Sequence rows(problem, sequence, head, query);
   const double infinity = std::numeric_limits<double>::infinity();
-  const auto is_coded = [&](int t) { return t >= tiers.sink_end && t < tiers.recent_begin; };
+  const auto is_coded = [&](int t) { return t >= problem.sink && n - t > problem.recent; };
 
   std::vector<double> logits;
-  logits.reserve(size_of(n));
+  logits.reserve(size_of(std::max(n, 0)));
   for (int t = 0; t < n; ++t) logits.push_back(is_coded(t) ? rows.coded_logit(t) : rows.exact_logit(t));
   const double sink = problem.sinks != nullptr ? static_cast<double>(problem.sinks[head]) : -infinity;
   double max = sink;

@@ -57,10 +57,13 @@ class OnDevice {
     const std::size_t rows = world.q.size() / test::size_of(world.tables().layout.head_dim);
     out_ = DeviceArray<std::uint16_t>(world.q.size());
     lse_ = DeviceArray<float>(rows);
-    workspace_ = DeviceArray<std::uint8_t>(cuda::decode_workspace_bytes(tables_.view(), batch, world.shape().group));
+    workspace_ = DeviceArray<std::uint8_t>(
+        cuda::decode_workspace_bytes(tables_.view(), batch, world.shape().group, world.shape().queries));
     args_.layer = &tables_.view();
     args_.batch = batch;
     args_.group = world.shape().group;
+    args_.queries = world.shape().queries;
+    args_.soft_cap = world.shape().soft_cap;
     args_.sink = world.shape().sink;
     args_.recent = world.shape().recent;
     args_.scale = world.scale();
@@ -109,13 +112,14 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
   const paged::DecodeProblem problem = world.problem();
   const int heads = world.tables().layout.n_head_kv * problem.group;
   const int dim = world.tables().layout.head_dim;
-  std::vector<paged::DecodeRow> rows(test::size_of(problem.batch * heads));
+  const int each = heads * problem.queries;  // rows of a sequence
+  std::vector<paged::DecodeRow> rows(test::size_of(problem.batch * each));
   std::atomic<int> next = 0;
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < std::max(1U, std::thread::hardware_concurrency()); ++i) {
     threads.emplace_back([&] {
-      for (int r = next++; r < problem.batch * heads; r = next++)
-        rows[test::size_of(r)] = paged::decode_reference(problem, r / heads, r % heads);
+      for (int r = next++; r < problem.batch * each; r = next++)
+        rows[test::size_of(r)] = paged::decode_reference(problem, r / each, r % heads, r % each / heads);
     });
   }
   for (std::thread& t : threads) t.join();
@@ -135,12 +139,13 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
     if (!std::isfinite(row_difference) || (row_norm == 0 && row_difference != 0)) e.wrong = true;
     if (!(row_difference <= 1e-4 * row_norm) && ++e.bad_rows <= 4) {
       std::printf(
-          "  sequence %d (%d tokens), head %d: relative error %.2e, lse %.4f for %.4f, values %.4f %.4f %.4f for %.4f %.4f "
-          "%.4f\n",
-          static_cast<int>(r) / heads, problem.lengths[r / test::size_of(heads)], static_cast<int>(r) % heads,
-          std::sqrt(row_difference / row_norm), lse[r], rows[r].lse, half_to_float(out[r * test::size_of(dim)]),
-          half_to_float(out[r * test::size_of(dim) + 1]), half_to_float(out[(r + 1) * test::size_of(dim) - 1]), rows[r].out[0],
-          rows[r].out[1], rows[r].out.back());
+          "  sequence %d (%d tokens), query %d, head %d: relative error %.2e, lse %.4f for %.4f, values %.4f %.4f %.4f for "
+          "%.4f "
+          "%.4f %.4f\n",
+          static_cast<int>(r) / each, problem.lengths[r / test::size_of(each)], static_cast<int>(r) % each / heads,
+          static_cast<int>(r) % heads, std::sqrt(row_difference / row_norm), lse[r], rows[r].lse,
+          half_to_float(out[r * test::size_of(dim)]), half_to_float(out[r * test::size_of(dim) + 1]),
+          half_to_float(out[(r + 1) * test::size_of(dim) - 1]), rows[r].out[0], rows[r].out[1], rows[r].out.back());
     }
     if (row_norm > 0) e.worst_row = std::max(e.worst_row, std::sqrt(row_difference / row_norm));
     if (std::isfinite(rows[r].lse)) {
@@ -226,6 +231,9 @@ std::vector<Case> cases(bool quick) {
   add("D 64, uneven heads, mean", 64, {16, 112, 64}, 1, {3, 16, 40, {700, 0, 97, 1000}});
   add("D 256, group 2", 256, {256, 208}, 1, {2, 64, 256, {900, 64}});
   add("D 128, group 8, mean, sink logits", 128, uneven, 1, {8, 64, 256, {0, 650, 333, 1}, 0, true});
+  add("D 128, 2 queries, group 2, soft cap", 128, {128, 96}, 1,
+      {2, 64, 256, {1, 2, 65, 320, 321, 322, 385}, 0, false, 2, 2.5F});
+  add("D 64, 3 queries, group 4", 64, {64, 112}, 0, {4, 16, 40, {3, 2, 58, 59, 130, 105}, 0, true, 3});
   if (quick) return list;
   add("D 128, batch 17, ragged", 128, eight, 1,
       {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
@@ -241,6 +249,13 @@ std::vector<Case> cases(bool quick) {
   add("D 64, batch 40, short", 64, {64, 48}, 1, {4, 64, 256, std::vector<std::int32_t>(40, 600)});
   add("D 64, group 7", 64, {64, 48}, 0, {7, 64, 256, {20000}});
   add("D 256, group 8, mean", 256, {256, 304}, 1, {8, 64, 256, {6000, 401}});
+  add("D 128, 8 queries, group 4", 128, eight, 1,
+      {4, 64, 256, {5, 8, 64, 71, 320, 327, 328, 9000, 0, 4097, 383, 391}, 0, false, 8});
+  add("D 128, 5 queries, group 1, soft cap", 128, uneven, 1, {1, 64, 256, {20000, 333, 2}, 0, false, 5, 1.5F});
+  add("D 128, 8 queries, group 16", 128, {128}, 0, {16, 64, 256, {700, 4000}, 0, true, 8});
+  add("D 256, 4 queries, group 2", 256, {256, 304}, 1, {2, 64, 256, {2000, 401, 3}, 0, false, 4});
+  add("D 128, 4 queries, no sink, recent 1", 128, {128, 96}, 0, {1, 0, 1, {700, 4, 1}, 0, false, 4});
+  add("D 128, soft cap", 128, {128, 96}, 1, {4, 64, 256, {5000, 300}, 0, false, 1, 2.0F});
   add("all empty", 128, {128}, 1, {4, 64, 256, {0, 0}});
   add("pages past 2^32 bytes", 128, eight, 0, {4, 64, 256, {3000, 2000}}, 5'000'000'000);
   return list;

@@ -32,12 +32,14 @@ TEST(DecodeHost, TheWorkspaceGrowsWithTheBatchOnly) {
   // Every part is rounded up to 256 bytes.
   EXPECT_NEAR(static_cast<double>(many - one), 100.0 * static_cast<double>(two - one), 100.0 * 6 * 256);
   EXPECT_GT(decode_workspace_bytes(view, 1, 8), one);
+  EXPECT_EQ(decode_workspace_bytes(view, 1, 1, 8), decode_workspace_bytes(view, 1, 8));
 }
 
 TEST(DecodeHost, WhatTheKernelsCannotServeIsRefused) {
   EXPECT_THROW(static_cast<void>(decode_workspace_bytes(layer(8, 96, 96), 1, 4)), Error);
   EXPECT_THROW(static_cast<void>(decode_workspace_bytes(layer(8, 128, 128), 0, 4)), Error);
   EXPECT_THROW(static_cast<void>(decode_workspace_bytes(layer(8, 128, 128), 1, 17)), Error);
+  EXPECT_THROW(static_cast<void>(decode_workspace_bytes(layer(8, 128, 128), 1, 4, 9)), Error);
   const LayerView view = layer(8, 128, 128);
   DecodeArgs args;
   args.layer = &view;
@@ -57,6 +59,12 @@ TEST(DecodeHost, WhatTheKernelsCannotServeIsRefused) {
   args.ring = 16;
   EXPECT_THAT(message(args), testing::HasSubstr("a ring of 16 blocks does not hold 256 recent rows"));
   args.ring = 17;
+  args.queries = 3;
+  EXPECT_THAT(message(args), testing::HasSubstr("a ring of 17 blocks does not hold 258 recent rows"));
+  args.queries = 1;
+  args.soft_cap = -1;
+  EXPECT_THAT(message(args), testing::HasSubstr("a soft cap of -1"));
+  args.soft_cap = 0;
   args.sink = 65;
   EXPECT_THAT(message(args), testing::HasSubstr("a multiple of 16 is needed"));
   args.sink = 64;

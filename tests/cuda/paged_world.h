@@ -82,6 +82,8 @@ struct WorldShape {
   std::vector<std::int32_t> lengths;
   int capacity = 0;  // positions the page table has columns for; 0: the longest length
   bool sink_logits = false;
+  int queries = 1;
+  float soft_cap = 0;
 };
 
 // Host copy of everything a decode reads. Unused table entries are -1, unused exact rows NaN, unused codes random.
@@ -97,8 +99,8 @@ class PagedWorld {
     const int dim = tables.layout.head_dim;
     for (const int n : shape_.lengths) shape_.capacity = std::max(shape_.capacity, n);
     page_columns = std::max(1, (shape_.capacity + kPageTokens - 1) / kPageTokens);
-    ring = paged::ring_blocks(shape_.recent);
-    q.resize(size_of(batch * heads * shape_.group * dim));
+    ring = paged::ring_blocks(shape_.recent + shape_.queries - 1);
+    q.resize(size_of(batch * shape_.queries * heads * shape_.group * dim));
     for (std::uint16_t& x : q) x = float_to_half(normal(rng));
 
     // Tables to random places.
@@ -146,7 +148,9 @@ class PagedWorld {
     p.group = shape_.group;
     p.sink = shape_.sink;
     p.recent = shape_.recent;
+    p.queries = shape_.queries;
     p.scale = scale();
+    p.soft_cap = shape_.soft_cap;
     p.q = q.data();
     p.lengths = shape_.lengths.data();
     p.pages = pages.data();
@@ -171,7 +175,7 @@ class PagedWorld {
  private:
   void fill_exact(int sequence, int n, const std::vector<std::int32_t>& ids, std::normal_distribution<float>& normal,
                   std::mt19937& rng) {
-    const paged::Tiers tiers = paged::tiers_of(n, shape_.sink, shape_.recent);
+    const paged::Tiers tiers = paged::tiers_of(n, shape_.sink, shape_.recent, shape_.queries);
     const int heads = tables_.layout.n_head_kv;
     const int dim = tables_.layout.head_dim;
     const int columns = shape_.sink / paged::kBlockTokens + ring;

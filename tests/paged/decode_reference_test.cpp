@@ -12,7 +12,7 @@ namespace {
 
 using test::size_of;
 
-TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
+void agree_with_the_cache(int queries, float soft_cap) {
   const int heads = 2;
   const int group = 3;
   const int dim = 64;
@@ -30,11 +30,12 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
 
   std::mt19937 rng(4);
   std::normal_distribution<float> normal;
-  const int ring = ring_blocks(recent);
+  const int ring = ring_blocks(recent + queries - 1);
   const int columns = sink / kBlockTokens + ring;
   const int page_columns = (capacity + kPageTokens - 1) / kPageTokens;
   for (const std::int32_t n : {1, 15, 16, 17, 56, 57, 58, 64, 65, 121, 200}) {
-    KvCache cache(capacity, {sink, recent, 0}, {spec});
+    if (n < queries) continue;
+    KvCache cache(capacity, {sink, recent, queries - 1}, {spec});
     std::vector<std::int32_t> page_table(size_of(page_columns), -1);
     std::vector<std::int32_t> block_table(size_of(columns), -1);
     std::vector<std::uint8_t> pages(size_of(page_columns + 1) * tables.layout.page_bytes, 0xFF);
@@ -67,7 +68,7 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
     }
 
     const int n_head = heads * group;
-    std::vector<std::uint16_t> q(size_of(n_head * dim));
+    std::vector<std::uint16_t> q(size_of(queries * n_head * dim));
     std::vector<float> q_float(q.size());
     std::vector<float> sinks(size_of(n_head));
     for (std::size_t i = 0; i < q.size(); ++i) {
@@ -80,11 +81,14 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
     args.cache = &cache;
     args.n_kv = capacity;
     args.n_head = n_head;
-    args.n_tokens = 1;
-    const std::int32_t last = n - 1;
-    args.positions = &last;
+    args.n_tokens = queries;
+    std::vector<std::int32_t> positions;
+    for (int query = 0; query < queries; ++query) positions.push_back(seen_by(n, query, queries) - 1);
+    args.positions = positions.data();
     args.q = q_float.data();
     args.q_head_stride = args.out_head_stride = dim;
+    args.q_token_stride = args.out_token_stride = n_head * dim;
+    args.softcap = soft_cap;
     args.out = want.data();
     args.scale = 0.125F;
     args.sinks = sinks.data();
@@ -96,7 +100,9 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
     problem.group = group;
     problem.sink = sink;
     problem.recent = recent;
+    problem.queries = queries;
     problem.scale = 0.125F;
+    problem.soft_cap = soft_cap;
     problem.q = q.data();
     problem.lengths = &n;
     problem.pages = pages.data();
@@ -108,10 +114,10 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
     problem.sinks = sinks.data();
     double difference = 0;
     double norm = 0;
-    for (int h = 0; h < n_head; ++h) {
-      const DecodeRow row = decode_reference(problem, 0, h);
+    for (int r = 0; r < queries * n_head; ++r) {
+      const DecodeRow row = decode_reference(problem, 0, r % n_head, r / n_head);
       for (int d = 0; d < dim; ++d) {
-        const double w = want[size_of(h * dim + d)];
+        const double w = want[size_of(r * dim + d)];
         difference += std::pow(row.out[size_of(d)] - w, 2);
         norm += w * w;
       }
@@ -123,6 +129,10 @@ TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) {
     EXPECT_GT(error, 1e-9) << n << " tokens";
   }
 }
+
+TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) { agree_with_the_cache(1, 0.0F); }
+TEST(DecodeReference, OfSeveralQueriesAgreesWithTheCache) { agree_with_the_cache(3, 0.0F); }
+TEST(DecodeReference, WithSoftCapAgreesWithTheCache) { agree_with_the_cache(2, 1.5F); }
 
 TEST(DecodeReference, NothingVisibleGivesZeros) {
   const test::SpectralLayer config = test::spectral_layer(1, 64, 2);

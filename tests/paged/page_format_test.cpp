@@ -141,5 +141,34 @@ TEST(Tiers, EveryPositionIsInOneTierAndInAPageOrBlock) {
   }
 }
 
+// Of several queries: each position that any of them reads in a tier is in that tier's range, and the ranges' ends are needed.
+TEST(Tiers, OfSeveralQueriesHoldWhatAnyOfThemReads) {
+  for (const int queries : {2, 3, 8}) {
+    for (const int sink : {0, 16, 64}) {
+      for (const int recent : {1, 40, 256}) {
+        for (int n = 0; n < 400; ++n) {
+          const Tiers t = tiers_of(n, sink, recent, queries);
+          std::set<int> exact;
+          std::set<int> coded;
+          for (int query = 0; query < queries; ++query) {
+            const int seen = seen_by(n, query, queries);
+            for (int p = 0; p < seen; ++p) (p < sink || seen - 1 - p < recent ? exact : coded).insert(p);
+          }
+          for (const int p : exact) ASSERT_TRUE(p < t.sink_end || (p >= t.recent_begin && p < n));
+          for (const int p : coded) ASSERT_TRUE(p >= t.sink_end && p < t.coded_end);
+          if (n >= queries) {
+            EXPECT_EQ(static_cast<int>(exact.size()), t.sink_end + n - t.recent_begin) << n;
+            EXPECT_EQ(static_cast<int>(coded.size()), t.coded_end - t.sink_end) << n;
+          }
+          std::set<int> columns;
+          const int ring = ring_blocks(recent + queries - 1);
+          for (int i = 0; i < t.exact_blocks(); ++i)
+            ASSERT_TRUE(columns.insert(block_column(t.block_position(i), sink, ring)).second);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace oscar::paged

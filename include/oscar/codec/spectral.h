@@ -32,6 +32,7 @@
 // Saturated (EncodeStats): coordinates whose code was clamped, 2-5 % by design, and clamped gains.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -64,6 +65,16 @@ struct SpectralKeyConfig {
 // Throws Error on inconsistent shapes, widths that do not fit the format, non-finite values, a T^-1 that is not T's inverse
 // (max |T T^-1 - I| > 1e-2), or a T beyond kSpectralMaxSpread.
 std::unique_ptr<Codec> make_spectral_key_codec(SpectralKeyConfig config);
+
+// step_b and d_b of the values, b = 0 .. 3: the best uniform mid-rise quantiser of a unit Gaussian and its mean squared error.
+struct GaussianGrid {
+  float step;
+  double distortion;
+  // Code c stands for (c - centre) * unit().
+  [[nodiscard]] constexpr float unit() const { return static_cast<float>(static_cast<double>(step) / (1.0 - distortion)); }
+};
+inline constexpr std::array<GaussianGrid, 4> kGaussianGrid = {
+    {{0.0F, 1.0}, {1.5958F, 0.36338}, {0.9957F, 0.11885}, {0.5860F, 0.03744}}};
 
 struct SpectralValueConfig {
   int n_head_kv = 0, head_dim = 0;

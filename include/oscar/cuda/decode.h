@@ -1,7 +1,8 @@
-// Decode attention on the paged 2-bit cache (format: oscar/paged/page_format.h), one query token per sequence, on an NVIDIA
-// GPU. Raw device pointers and a stream: no framework. Both tiers, the RoPE-mean term and the merge of splits are included.
+// Decode attention on the paged 2-bit cache (format: oscar/paged/page_format.h), the last token or the last few tokens of each
+// sequence, on an NVIDIA GPU. Raw device pointers and a stream: no framework. Both tiers, the RoPE-mean term and the merge of
+// splits are included.
 //
-//   o = sum_t p_t v_t,  p = softmax over the tokens of the sequence of scale * q . k_t  (+ a sink logit)
+//   o = sum_t p_t v_t,  p = softmax over the tokens t up to the query's own of soft_cap(scale * q . k_t)  (+ a sink logit)
 //
 // Lengths and tables are read on the device and the grid depends on the shape alone: no host synchronisation, and a CUDA graph
 // that holds a decode stays valid while sequences grow. Results are bit-identical from run to run on one kind of GPU.
@@ -60,21 +61,24 @@ struct DecodeArgs {
   const LayerView* layer = nullptr;  // host pointer
   int batch = 0;
   int group = 0;                // query heads per KV head, 1 .. 16; query head h reads KV head h / group
+  int queries = 1;              // tokens per sequence, 1 .. 8: the last ones, as in checking a draft
   int sink = 64, recent = 256;  // window of 16-bit rows, see cache/windows.h; sink a multiple of 16
   float scale = 1.0F;
-  const void* q = nullptr;                   // binary16 [batch, n_head, D]
-  const std::int32_t* lengths = nullptr;     // [batch] tokens of the sequence, the query's own included; 0: no sequence
+  float soft_cap = 0.0F;                     // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
+  const void* q = nullptr;                   // binary16 [batch, queries, n_head, D]
+  const std::int32_t* lengths = nullptr;     // [batch] tokens of the sequence, the queries' own included; 0: no sequence
   const void* pages = nullptr;               // [n_pages, page_bytes], 128-byte aligned
   const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i .. 64 i + 63
   int page_columns = 0;
   const void* blocks = nullptr;               // binary16 [n_blocks, n_head_kv, 2, 16, D], 128-byte aligned
   const std::int32_t* block_table = nullptr;  // [batch, sink / 16 + ring], see paged::block_column
-  int ring = 0;                               // at least paged::ring_blocks(recent)
+  int ring = 0;                               // at least paged::ring_blocks(recent + queries - 1)
   const float* sinks = nullptr;               // [n_head] or null
-  void* out = nullptr;                        // binary16 [batch, n_head, D]; zeros where length is 0
-  float* lse = nullptr;  // [batch, n_head] natural logarithm of the sum of exponentials, or null; -inf where length is 0
+  void* out = nullptr;                        // binary16 [batch, queries, n_head, D]; zeros where a query sees nothing
+  // [batch, queries, n_head] natural logarithm of the sum of exponentials, or null; -inf where a query sees nothing
+  float* lse = nullptr;
   // The work enqueued just before writes neither lengths nor tables, and of the pages only positions that this decode does not
-  // read as codes (with recent >= 64 an append of one token per sequence does not). Tiles are then fetched while it still runs
+  // read as codes (with recent >= 64 an append of the queries' own tokens does not). Tiles are then fetched while it still runs
   // (sm_90, programmatic dependent launch). The queries and the exact rows may be written by it.
   bool overlaps_predecessor = false;
   void* workspace = nullptr;  // decode_workspace_bytes(), 256-byte aligned; contents need not survive
@@ -82,7 +86,7 @@ struct DecodeArgs {
 };
 
 // Depends on shapes, not on lengths.
-[[nodiscard]] std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group);
+[[nodiscard]] std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group, int queries = 1);
 
 // Enqueues three kernels. Throws Error on arguments outside the limits above or when the launch fails.
 void decode(const DecodeArgs& args, cudaStream_t stream);

@@ -9,15 +9,17 @@
 
 namespace oscar::paged {
 
-// One layer, one query token per sequence. Pointers are host memory; layouts as in oscar/cuda/decode.h.
+// One layer, the last `queries` tokens of each sequence. Pointers are host memory; layouts as in oscar/cuda/decode.h.
 struct DecodeProblem {
   const SpectralTables* tables = nullptr;
   int batch = 0;
   int group = 1;  // query heads per KV head
   int sink = 64, recent = 256;
+  int queries = 1;
   float scale = 1.0F;
-  const std::uint16_t* q = nullptr;          // binary16 [batch, n_head_kv * group, D]
-  const std::int32_t* lengths = nullptr;     // [batch] tokens, the query's own included
+  float soft_cap = 0.0F;                     // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
+  const std::uint16_t* q = nullptr;          // binary16 [batch, queries, n_head_kv * group, D]
+  const std::int32_t* lengths = nullptr;     // [batch] tokens, the queries' own included
   const std::uint8_t* pages = nullptr;       // [n_pages, page_bytes]
   const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i ..
   int page_columns = 0;
@@ -31,6 +33,6 @@ struct DecodeRow {
   std::vector<double> out;  // [D]; zeros where nothing is visible
   double lse = 0;           // natural logarithm of the sum of exponentials; -inf where nothing is visible
 };
-DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head);
+DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head, int query = 0);
 
 }  // namespace oscar::paged

@@ -84,11 +84,13 @@ struct DigitPlace {
   return 2U * kBlockTokens * static_cast<std::uint32_t>(head_dim);
 }
 
-// Which positions of a sequence of n tokens (the query's own included) the query reads in which tier; see cache/windows.h.
-// sink is a multiple of 16.
+// Which positions of a sequence of n tokens its last `queries` tokens read in which tier. The query at position P reads t <= P,
+// exact where t < sink or P - t < recent, coded elsewhere (cache/windows.h); sink is a multiple of 16. What these ranges hold
+// is for some of the queries: between recent_begin and coded_end a position is exact for the first and coded for the last.
 struct Tiers {
   int sink_end;      // [0, sink_end) exact
-  int recent_begin;  // [recent_begin, n) exact; [sink_end, recent_begin) coded
+  int recent_begin;  // [recent_begin, n) exact
+  int coded_end;     // [sink_end, coded_end) coded
   int n;
   [[nodiscard]] constexpr int sink_blocks() const { return (sink_end + kBlockTokens - 1) / kBlockTokens; }
   [[nodiscard]] constexpr int recent_blocks() const {
@@ -97,7 +99,7 @@ struct Tiers {
   [[nodiscard]] constexpr int exact_blocks() const { return sink_blocks() + recent_blocks(); }
   [[nodiscard]] constexpr int first_page() const { return sink_end / kPageTokens; }
   [[nodiscard]] constexpr int pages() const {
-    return recent_begin > sink_end ? (recent_begin - 1) / kPageTokens - first_page() + 1 : 0;
+    return coded_end > sink_end ? (coded_end - 1) / kPageTokens - first_page() + 1 : 0;
   }
   // First position of exact block i, and its column in the block table: sink blocks first, then a ring of `ring` blocks.
   [[nodiscard]] constexpr int block_position(int i) const {
@@ -105,12 +107,15 @@ struct Tiers {
     return kBlockTokens * (i < sinks ? i : recent_begin / kBlockTokens + i - sinks);
   }
 };
-[[nodiscard]] constexpr Tiers tiers_of(int n, int sink, int recent) {
+[[nodiscard]] constexpr Tiers tiers_of(int n, int sink, int recent, int queries = 1) {
   const int sink_end = n < sink ? n : sink;
-  const int old = n - recent;
-  return {sink_end, old > sink_end ? old : sink_end, n};
+  const int last = n - recent;
+  const int first = last - (queries - 1);
+  return {sink_end, first > sink_end ? first : sink_end, last > sink_end ? last : sink_end, n};
 }
-// Least ring: as many blocks as `recent` consecutive positions can touch.
+// Tokens that query i of `queries` sees, its own included; not positive where the sequence is shorter.
+[[nodiscard]] constexpr int seen_by(int n, int query, int queries) { return n - queries + 1 + query; }
+// Least ring: as many blocks as `recent` consecutive positions can touch; of several queries, recent + queries - 1.
 [[nodiscard]] constexpr int ring_blocks(int recent) { return (recent + kBlockTokens - 2) / kBlockTokens + 1; }
 [[nodiscard]] constexpr int block_column(int position, int sink, int ring) {
   return position < sink ? position / kBlockTokens : sink / kBlockTokens + position / kBlockTokens % ring;

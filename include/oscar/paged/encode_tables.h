@@ -1,0 +1,55 @@
+// What coding rows with one layer's `spectral` codecs needs, as plain tables. Whoever follows them operation by operation
+// (binary32, each operation rounded by itself, no fused multiply-add, sums in ascending order) writes the bytes of the CPU
+// codec:
+//
+//   keys    x -= offset, x -= rest;  per pair (c, s) = binary32(magnitude cos, sin(position theta)), computed in binary64:
+//           x_first -= m1 c - m2 s,  x_second -= m1 s + m2 c
+//           z_j = sum_d x_d transform[d][j];  g0 = max(kSpectralMinNorm, sqrt(sum_j (z_j inverse_sigma_j)^2 / norm_count))
+//           y_j = z_j (1 / g0) inverse_step_j;  code = mid_rise(y_j, width_j);  zh = code - centre_j
+//           g = g0 (sum y y weight / sum y zh weight);  sums over the coordinates of width > 0
+//   values  y_j = sum_d +- (x_d factor_d), - where d and j share an odd number of bits
+//           r = sqrt(D / sum y y);  u = y r;  code = mid_rise(u value_inverse_step, 2)
+//           g = D / (r sum u value_level[code]) / scale
+//   gain    byte of g as in codec/gain.h: 128 + 16 (exponent - 1) + the number of gain_edge that the mantissa reaches
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "oscar/base/matrix.h"
+#include "oscar/codec/spectral.h"
+
+namespace oscar::paged {
+
+// Static numbers of one coordinate of keys, in stored order. Without a code: inverse_step, weight and centre are 0.
+struct KeyCoordinate {
+  float inverse_sigma = 0;  // 0: not in the norm
+  float inverse_step = 0;
+  float weight = 0;  // step^2
+  float centre = 0;  // (2^width - 1) / 2
+};
+
+struct EncodeTables {
+  int n_head_kv = 0, head_dim = 0;
+  std::vector<MatrixF> transform;                      // per head [D, D], columns in stored order
+  std::vector<std::vector<KeyCoordinate>> coordinate;  // per head [D]
+  std::vector<int> norm_count;                         // [n_head_kv] at least 1
+  // Means; zeros where there is none. rest: the part of the pre-RoPE mean that no pair turns.
+  MatrixF offset, rest;  // [n_head_kv, D]
+  std::vector<double> theta;
+  double magnitude = 1;
+  std::vector<std::uint16_t> pair_first, pair_second;
+  MatrixF mean_first, mean_second;  // [n_head_kv, n_pairs], without the magnitude
+
+  MatrixF value_factor;            // [n_head_kv, D] sign times the entry of the normalised Hadamard matrix
+  std::vector<float> value_scale;  // [n_head_kv]
+  float value_inverse_step = 0;
+  std::array<float, 4> value_level{};
+  std::array<float, 16> gain_edge{};
+};
+
+// Throws Error where spectral_tables() would.
+EncodeTables encode_tables(const SpectralKeyConfig& keys, const SpectralValueConfig& values);
+
+}  // namespace oscar::paged

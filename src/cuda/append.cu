@@ -1,0 +1,38 @@
+// Launch of the append.
+#include "cuda/append.cuh"
+
+namespace oscar::cuda {
+namespace {
+
+template <int D, int kRows>
+cudaError_t launch(AppendParams& p, cudaStream_t stream) {
+  p.tiles = (p.n_rows + kRows - 1) / kRows;
+  constexpr int kShared = static_cast<int>(sizeof(AppendShared<D, kRows>));
+  auto* kernel = append_kernel<D, kRows>;
+  static const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (raised != cudaSuccess) return raised;
+  kernel<<<static_cast<unsigned>(p.tiles * p.layer.n_head_kv), kAppendThreads, kShared, stream>>>(p);
+  return cudaGetLastError();
+}
+
+// Small tiles, which take less time each, as long as all blocks run at once.
+template <int D>
+cudaError_t choose(AppendParams& p, int multiprocessors, cudaStream_t stream) {
+  const std::int64_t small = (std::int64_t{p.n_rows} + kSmallTile - 1) / kSmallTile * p.layer.n_head_kv;
+  return small <= 2 * multiprocessors ? launch<D, kSmallTile>(p, stream) : launch<D, kLargeTile>(p, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_append(AppendParams& p, int multiprocessors, cudaStream_t stream) {
+  switch (p.layer.head_dim) {
+    case 64:
+      return choose<64>(p, multiprocessors, stream);
+    case 128:
+      return choose<128>(p, multiprocessors, stream);
+    default:
+      return choose<256>(p, multiprocessors, stream);
+  }
+}
+
+}  // namespace oscar::cuda

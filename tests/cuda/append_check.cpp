@@ -1,0 +1,284 @@
+// Compares the device's append with the CPU codec, byte for byte, on sizes that are awkward on purpose. Needs a GPU, so it is a
+// program of its own and no test of ctest; ctest runs it on an emulated one (emulated_append.cpp).
+// usage: append_check [--quick]      --quick: small cases only (for compute-sanitizer)
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <string_view>
+
+#include "cuda/runtime.h"
+#include "oscar/base/half.h"
+#include "oscar/cuda/append.h"
+#include "oscar/paged/append_reference.h"
+#include "oscar/paged/encode_tables.h"
+#include "paged/spectral_layer.h"
+
+namespace {
+
+using namespace oscar;
+using cuda::check;
+using cuda::DeviceArray;
+using test::size_of;
+
+struct Case {
+  const char* name;
+  int heads, dim;
+  std::vector<std::int32_t> lengths;  // after the append
+  std::vector<int> counts;            // new rows; empty: one row per sequence
+  bool means = true;
+  int gap = 0;                // values between rows of k and v, beyond their own
+  std::size_t far_bytes = 0;  // pages are moved so far into the pool
+  int sink = 64, ring = 17;
+};
+
+// Everything an append reads and writes, on the host.
+struct World {
+  const Case& c;
+  test::SpectralLayer layer;
+  paged::SpectralTables tables;
+  int page_columns = 1, n_rows = 0;
+  std::size_t row_values = 0;
+  std::vector<std::int32_t> row_start{0}, page_table, block_table;
+  std::vector<std::uint16_t> k, v, blocks;
+  std::vector<std::uint8_t> pages;
+
+  explicit World(const Case& which)
+      : c(which),
+        layer(test::spectral_layer(c.heads, c.dim, 40, c.dim == 64 ? RopePairing::norm : RopePairing::neox,
+                                   c.dim == 256 ? 64 : 0)) {
+    if (!c.means) layer.keys.mean = layer.keys.mean_pre_rope = MatrixF();
+    tables = paged::spectral_tables(layer.keys, layer.values);
+    std::mt19937 rng(9);
+    std::normal_distribution<float> normal;
+    const auto batch = c.lengths.size();
+    for (std::size_t b = 0; b < batch; ++b) {
+      row_start.push_back(row_start.back() + (c.counts.empty() ? 1 : c.counts[b]));
+      page_columns = std::max(page_columns, (c.lengths[b] + 63) / 64);
+    }
+    n_rows = row_start.back();
+    row_values = size_of(c.heads * c.dim);
+    k.resize(size_of(n_rows) * row_values);
+    v.resize(k.size());
+    for (std::uint16_t& x : k) x = float_to_half(normal(rng));
+    for (std::uint16_t& x : v) x = float_to_half(normal(rng));
+    spoil_some(rng);
+    // Only pages and blocks that rows go to exist, in shuffled order; some are left out on purpose.
+    const int columns = c.sink / paged::kBlockTokens + c.ring;
+    page_table.assign(batch * size_of(page_columns), -1);
+    block_table.assign(batch * size_of(columns), -1);
+    std::vector<std::int32_t*> used_pages, used_blocks;
+    for (std::size_t b = 0; b < batch; ++b) {
+      const int count = row_start[b + 1] - row_start[b];
+      for (int position = std::max(0, c.lengths[b] - count); position < c.lengths[b]; ++position) {
+        std::int32_t& page = page_table[b * size_of(page_columns) + size_of(position / 64)];
+        std::int32_t& block = block_table[b * size_of(columns) + size_of(paged::block_column(position, c.sink, c.ring))];
+        if (page == -1) used_pages.push_back(&page);
+        if (block == -1) used_blocks.push_back(&block);
+        page = block = -2;
+      }
+    }
+    std::shuffle(used_pages.begin(), used_pages.end(), rng);
+    std::shuffle(used_blocks.begin(), used_blocks.end(), rng);
+    const auto number = [&](std::vector<std::int32_t*>& used) {
+      std::int32_t next = 0;
+      for (std::size_t i = 0; i < used.size(); ++i) *used[i] = i % 13 == 12 ? -1 : next++;
+      return size_of(std::max(1, next));
+    };
+    pages.resize(number(used_pages) * tables.layout.page_bytes);
+    blocks.resize(number(used_blocks) * size_of(c.heads) * paged::exact_head_values(c.dim));
+    for (std::uint8_t& x : pages) x = static_cast<std::uint8_t>(rng());
+    for (std::uint16_t& x : blocks) x = static_cast<std::uint16_t>(rng());
+  }
+
+  // What the codec treats apart: NaN and infinities, rows that are zero, tiny, or nothing but large.
+  void spoil_some(std::mt19937& rng) {
+    for (int r = 0; r < n_rows; ++r) {
+      std::uint16_t* const rows[] = {k.data() + size_of(r) * row_values, v.data() + size_of(r) * row_values};
+      for (std::uint16_t* row : rows) {
+        switch (rng() % 40) {
+          case 0:
+            row[rng() % row_values] = 0x7E00;
+            row[rng() % row_values] = 0xFC00;
+            break;
+          case 1:
+            std::fill_n(row, row_values, std::uint16_t{0});
+            break;
+          case 2:
+            for (std::size_t i = 0; i < row_values; ++i) row[i] = static_cast<std::uint16_t>(rng() % 4);
+            break;
+          case 3:
+            for (std::size_t i = 0; i < row_values; ++i) row[i] = static_cast<std::uint16_t>(0x7BFF | (rng() % 2) << 15);
+            break;
+          default:
+            break;
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] const std::int32_t* starts() const { return c.counts.empty() ? nullptr : row_start.data(); }
+
+  void append_on_host() {
+    const auto keys = make_spectral_key_codec(layer.keys);
+    const auto values = make_spectral_value_codec(layer.values);
+    paged::AppendProblem p;
+    p.layout = &tables.layout;
+    p.keys = keys.get();
+    p.values = values.get();
+    p.batch = static_cast<int>(c.lengths.size());
+    p.sink = c.sink;
+    p.k = k.data();
+    p.v = v.data();
+    p.row_start = starts();
+    p.lengths = c.lengths.data();
+    p.pages = pages.data();
+    p.page_table = page_table.data();
+    p.page_columns = page_columns;
+    p.blocks = blocks.data();
+    p.block_table = block_table.data();
+    p.ring = c.ring;
+    paged::append_reference(p);
+  }
+};
+
+class OnDevice {
+ public:
+  explicit OnDevice(const World& w)
+      : layer_(w.tables),
+        encoder_(paged::encode_tables(w.layer.keys, w.layer.values)),
+        k_(spread(w.k, w)),
+        v_(spread(w.v, w)),
+        blocks_(w.blocks),
+        row_start_(w.row_start),
+        lengths_(w.c.lengths),
+        block_table_(w.block_table),
+        size_(w.pages.size()) {
+    const std::size_t page_bytes = w.tables.layout.page_bytes;
+    const auto first = static_cast<std::int32_t>((w.c.far_bytes + page_bytes - 1) / page_bytes);
+    offset_ = static_cast<std::size_t>(first) * page_bytes;
+    pages_ = DeviceArray<std::uint8_t>(offset_ + size_);
+    check(cudaMemcpy(pages_.data() + offset_, w.pages.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
+    std::vector<std::int32_t> table = w.page_table;
+    for (std::int32_t& x : table) x = x < 0 ? x : x + first;
+    page_table_ = DeviceArray<std::int32_t>(table);
+    args_.layer = &layer_.view();
+    args_.encoder = &encoder_.view();
+    args_.batch = static_cast<int>(w.c.lengths.size());
+    args_.n_rows = w.n_rows;
+    args_.sink = w.c.sink;
+    args_.k = k_.data();
+    args_.v = v_.data();
+    args_.k_stride = args_.v_stride = static_cast<std::int64_t>(w.row_values) + w.c.gap;
+    args_.row_start = w.starts() == nullptr ? nullptr : row_start_.data();
+    args_.lengths = lengths_.data();
+    args_.pages = pages_.data();
+    args_.page_table = page_table_.data();
+    args_.page_columns = w.page_columns;
+    args_.blocks = blocks_.data();
+    args_.block_table = block_table_.data();
+    args_.ring = w.c.ring;
+  }
+  void append() {
+    cuda::append(args_, nullptr);
+    check(cudaDeviceSynchronize(), "an append");
+  }
+  [[nodiscard]] std::vector<std::uint8_t> pages() const {
+    std::vector<std::uint8_t> host(size_);
+    check(cudaMemcpy(host.data(), pages_.data() + offset_, size_, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return host;
+  }
+  [[nodiscard]] std::vector<std::uint16_t> blocks() const { return blocks_.download(); }
+
+ private:
+  // Rows apart, NaN between them.
+  static std::vector<std::uint16_t> spread(const std::vector<std::uint16_t>& rows, const World& w) {
+    std::vector<std::uint16_t> out;
+    for (std::size_t at = 0; at < rows.size(); at += w.row_values) {
+      out.insert(out.end(), rows.begin() + static_cast<std::ptrdiff_t>(at),
+                 rows.begin() + static_cast<std::ptrdiff_t>(at + w.row_values));
+      out.insert(out.end(), size_of(w.c.gap), 0x7E00);
+    }
+    return out;
+  }
+
+  cuda::LayerTables layer_;
+  cuda::EncoderTables encoder_;
+  DeviceArray<std::uint16_t> k_, v_, blocks_;
+  DeviceArray<std::int32_t> row_start_, lengths_, page_table_, block_table_;
+  DeviceArray<std::uint8_t> pages_;
+  std::size_t size_, offset_ = 0;
+  cuda::AppendArgs args_;
+};
+
+bool run_case(const Case& c, bool quick) {
+  World world(c);
+  OnDevice device(world);
+  const std::vector<std::uint8_t> before = world.pages;
+  device.append();
+  world.append_on_host();
+  const std::vector<std::uint8_t> pages = device.pages();
+  std::size_t changed = 0;
+  std::size_t different = 0;
+  std::size_t fields = 0;
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    changed += static_cast<std::size_t>(world.pages[i] != before[i]);
+    if (pages[i] == world.pages[i]) continue;
+    ++different;
+    const unsigned bits = static_cast<unsigned>(pages[i]) ^ static_cast<unsigned>(world.pages[i]);
+    fields += size_of(std::popcount((bits | bits >> 1) & 0x55U));
+  }
+  const bool exact = device.blocks() == world.blocks;
+  bool same = true;  // an append of the same rows changes nothing
+  for (int i = 0; i < (quick ? 1 : 25) && same; ++i) {
+    device.append();
+    same = device.pages() == pages;
+  }
+  const bool good = different == 0 && exact && same && (changed > 0 || world.n_rows < 2);
+  std::printf("%-40s %6d rows  %9zu bytes changed, %zu differ (%zu fields)  exact rows %s  repeats %s  %s\n", c.name,
+              world.n_rows, changed, different, fields, exact ? "equal" : "DIFFER", same ? "equal" : "DIFFER",
+              good ? "ok" : "FAILED");
+  std::fflush(stdout);
+  return good;
+}
+
+std::vector<Case> cases(bool quick) {
+  std::vector<std::int32_t> batch17 = {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 131072, 0, 385, 1000, 513};
+  std::vector<std::int32_t> ragged = {1, 0, 16, 17, 80, 1023, 20005, 321, 64, 131072};
+  std::vector<int> counts = {1, 0, 16, 3, 63, 700, 8, 2, 0, 5};
+  std::vector<Case> list = {{"D 128, one row", 2, 128, {700}, {}},
+                            {"D 256, five rows", 2, 256, {3, 700, 64, 65, 90}, {}},
+                            {"D 64, two rows", 3, 64, {17, 130}, {}},
+                            {"D 128, batch 17", 3, 128, batch17, {}},
+                            {"D 64, batch 17, partly turned", 3, 64, batch17, {}, true, 24},
+                            {"D 256, batch 17", 2, 256, batch17, {}},
+                            {"D 128, ragged chunks", 2, 128, ragged, counts, true, 8},
+                            {"D 64, ragged chunks, no mean", 2, 64, ragged, counts, false},
+                            {"D 256, ragged chunks, short ring", 1, 256, ragged, counts, true, 0, 0, 16, 2},
+                            {"D 128, drafts of 8", 1, 128, {8, 9, 15, 16, 17, 30, 64, 71}, std::vector<int>(8, 8)}};
+  if (quick) return list;
+  std::vector<std::int32_t> batch256;
+  for (int i = 0; i < 256; ++i) batch256.push_back(i % 19 == 0 ? 0 : 1 + i * 37 % 5000);
+  list.push_back({"D 128, batch 256, 8 heads", 8, 128, batch256, {}});
+  list.push_back({"D 128, a chunk of 4096", 8, 128, {4096}, {4096}});
+  list.push_back({"D 128, a chunk of 2049 from 30000 on", 8, 128, {32049}, {2049}});
+  list.push_back({"D 64, a chunk of 3000", 8, 64, {3000}, {3000}});
+  list.push_back({"D 256, a chunk of 1500", 4, 256, {2000}, {1500}});
+  list.push_back({"D 128, 40 sequences of 33", 4, 128, std::vector<std::int32_t>(40, 90), std::vector<int>(40, 33)});
+  list.push_back({"D 128, pages past 2^32 bytes", 4, 128, {3000, 2000}, {100, 1}, true, 0, 5'000'000'000});
+  return list;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+  int failed = 0;
+  try {
+    for (const Case& c : cases(quick)) failed += static_cast<int>(!run_case(c, quick));
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "append_check: error: %s\n", e.what());
+    return 1;
+  }
+  std::printf("%s\n", failed == 0 ? "all cases have the codec's bytes" : "SOME CASES FAILED");
+  return failed == 0 ? 0 : 1;
+}

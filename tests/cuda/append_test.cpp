@@ -1,0 +1,51 @@
+// What of the append needs no GPU: limits and sentences of errors.
+#include "oscar/cuda/append.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "oscar/base/error.h"
+
+namespace oscar::cuda {
+namespace {
+
+TEST(AppendHost, WhatTheKernelCannotServeIsRefused) {
+  LayerView layer;
+  layer.n_head_kv = 2;
+  layer.head_dim = 128;
+  const EncoderView encoder;
+  alignas(16) std::int32_t something[4] = {};
+  AppendArgs good;
+  good.layer = &layer;
+  good.encoder = &encoder;
+  good.batch = good.n_rows = 3;
+  good.page_columns = 10;
+  good.ring = 17;
+  good.k = good.v = good.pages = good.blocks = something;
+  good.lengths = good.page_table = good.block_table = something;
+  const auto message = [&](const std::function<void(AppendArgs&)>& spoil) {
+    AppendArgs args = good;
+    spoil(args);
+    try {
+      append(args, nullptr);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(message([](AppendArgs& a) { a.encoder = nullptr; }), HasSubstr("the tables of the layer are missing"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.n_rows = 4; }), HasSubstr("4 rows for 3 sequences"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.sink = 65; }), HasSubstr("a multiple of 16 is needed"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.ring = 0; }), HasSubstr("a ring of 0 blocks"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.k_stride = 255; }), HasSubstr("rows 255 values apart"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.v_stride = 260; }), HasSubstr("a multiple of 8 of at least 256"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.v = nullptr; }), HasSubstr("a tensor is missing"));
+  layer.head_dim = 96;
+  EXPECT_THAT(message([](AppendArgs&) {}), HasSubstr("head_dim is 96"));
+}
+
+}  // namespace
+}  // namespace oscar::cuda
