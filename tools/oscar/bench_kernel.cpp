@@ -111,7 +111,7 @@ struct Store {
     const Store& self = *static_cast<const Store*>(userdata);
     self.failure->guard([&] {
       const auto size = size_of(self.rows->ne[0]);
-      const auto* cells = static_cast<const std::int64_t*>(self.cells->data);
+      const auto* index = static_cast<const std::int64_t*>(self.cells->data);
       const std::int64_t n = self.rows->ne[1];
       const bool by_part = n < nth;
       const int part = by_part ? ith : 0;
@@ -120,9 +120,9 @@ struct Store {
       for (std::int64_t i = by_part ? 0 : n * ith / nth; i < end; ++i) {
         const std::span<const float> row(static_cast<const float*>(self.rows->data) + size_of(i) * size, size);
         if (self.is_k) {
-          self.cache->write_k(self.layer, cells[i], row, part, parts);
+          self.cache->write_k(self.layer, index[i], row, part, parts);
         } else {
-          self.cache->write_v(self.layer, cells[i], row, part, parts);
+          self.cache->write_v(self.layer, index[i], row, part, parts);
         }
       }
     });
