@@ -9,6 +9,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS
     "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-Wno-uninitialized;-Wno-maybe-uninitialized")  # GCC 12's own headers
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")  # *_neon.cpp: what every such processor has
+  # Codecs must code a row to the same bytes as on x86-64: a multiply and an add are fused where the source says so only.
+  add_compile_options(-ffp-contract=off)
   file(GLOB dotprod_sources CONFIGURE_DEPENDS ${OSCAR_SOURCE_DIR}/src/*/*_neon_dotprod.cpp)
   set_source_files_properties(${dotprod_sources} PROPERTIES COMPILE_OPTIONS "-march=armv8.2-a+dotprod")
   file(GLOB i8mm_sources CONFIGURE_DEPENDS ${OSCAR_SOURCE_DIR}/src/*/*_neon_i8mm.cpp)
