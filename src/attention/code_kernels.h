@@ -17,8 +17,9 @@ struct CodeKernels {
   using Words = typename V::Words;
   using Floats = typename V::Floats;
   using Sums = typename V::Sums;
-  static constexpr int kVectors = kTile / V::kWords;  // of a tile's tokens
-  static constexpr std::size_t kHeldTokens = kVectors;
+  static constexpr int kHeld = V::kHeldWords;  // tokens or columns whose sums are in registers at a time
+  static constexpr int kVectors = kHeld / V::kWords;
+  static constexpr std::size_t kHeldVectors = kVectors;
 
   static void transpose_words(const std::uint8_t* rows, std::size_t stride, int words, std::uint32_t* out) {
     for (int j = 0; j < kTile; j += 4, rows += 4 * stride) {
@@ -103,7 +104,7 @@ struct CodeKernels {
         if (words[w].levels > 1) add_level<1>(packed + j, words[w], fields);
         if (words[w].levels > 2) add_level<2>(packed + j, words[w], fields);
         if (words[w].levels > 3) add_level<3>(packed + j, words[w], fields);
-        for (int f = 0; f < 4; ++f) V::store(tile + f * kTile + j, fields[f]);
+        for (int f = 0; f < 4; ++f) V::store(tile + f * kTile + j, V::key_bytes(fields[f]));
       }
     }
   }
@@ -142,37 +143,41 @@ struct CodeKernels {
     }
   }
 
-  // One query row against all tokens of the tile: its sums are registers from the first word to the last.
+  // One query row against kHeld tokens: its sums are registers from the first word to the last.
   static void key_scores(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows, int words,
                          const std::uint32_t* tile, const float* gain, bool add, float* s) {
     for (int r = 0; r < rows; ++r, q += ldq, s += kTile) {
       const IntegerQuery& about = query[r];
-      Sums sums[kHeldTokens];
+      for (int j = 0; j < kTile; j += kHeld) {
+        Sums sums[kHeldVectors];
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sums[v] = V::start(about.even, about.odd, about.sum);
-      const std::uint32_t* codes = tile;
-      for (int w = 0; w < words; ++w, codes += kTile) {
-        const Words bytes = V::all(q[w]);
+        for (int v = 0; v < kVectors; ++v) sums[v] = V::start(about);
+        const std::uint32_t* codes = tile + j;
+        for (int w = 0; w < words; ++w, codes += kTile) {
+          const Words bytes = V::all(q[w]);
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) V::add_products(sums[v], V::load(codes + v * V::kWords), bytes);
-      }
-      const Floats scale = V::all(about.scale);
-      const Floats rest = V::all(static_cast<float>(about.even + about.odd) - about.centre);
+          for (int v = 0; v < kVectors; ++v) V::add_key_products(sums[v], V::load(codes + v * V::kWords), bytes);
+        }
+        const Floats scale = V::all(about.scale);
+        const Floats rest = V::all(static_cast<float>(about.even + about.odd) - about.centre);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) {
-        const Floats factor = V::multiply(scale, V::load(gain + v * V::kWords));
-        const Floats sum = V::add(V::total(sums[v]), rest);
-        float* to = s + v * V::kWords;
-        V::store(to, add ? V::multiply_add(factor, sum, V::load(to)) : V::multiply(factor, sum));
+        for (int v = 0; v < kVectors; ++v) {
+          const Floats factor = V::multiply(scale, V::load(gain + j + v * V::kWords));
+          const Floats sum = V::add(V::key_total(sums[v]), rest);
+          float* to = s + j + v * V::kWords;
+          V::store(to, add ? V::multiply_add(factor, sum, V::load(to)) : V::multiply(factor, sum));
+        }
       }
     }
   }
 
   static float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total) {
-    Floats x[kHeldTokens];
+    constexpr int kAll = kTile / V::kWords;
+    constexpr std::size_t kAllVectors = kAll;
+    Floats x[kAllVectors];
     Floats most = V::zero();
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kAll; ++v) {
       x[v] = V::multiply(V::load(p + v * V::kWords), V::load(gain + v * V::kWords));
       most = V::larger(most, x[v]);
     }
@@ -181,39 +186,36 @@ struct CodeKernels {
     const Floats factor = V::all(any ? 255.0F / largest : 0.0F);
     Words sums = V::no_words();
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) V::store_bytes(w + v * V::kWords, V::multiply(x[v], factor), sums);
+    for (int v = 0; v < kAll; ++v) V::store_bytes(w + v * V::kWords, V::multiply(x[v], factor), sums);
     *total = V::sum(sums);
     return any ? largest / 255.0F : 0.0F;
   }
-
-  static constexpr int kColumns = 64;  // held in registers at a time
-  static constexpr std::size_t kHeldColumns = kColumns / V::kWords;
 
   static void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,
                          float* out, std::int64_t ldo) {
     // Groups of four tokens until the sums must be widened.
     const int run = (kTile / 4) * 2 * 255 * largest <= V::kLongestSum ? kTile / 4 : kTile / 16;
-    for (int c = 0; c < cols; c += kColumns) {
+    for (int c = 0; c < cols; c += kHeld) {
       for (int r = 0; r < rows; ++r) {
         if (scale[r] == 0.0F) continue;
         float* to = out + r * ldo + c;
         const Floats factor = V::all(scale[r]);
         for (int first = 0; first < kTile / 4; first += run) {
-          Sums sums[kHeldColumns];
+          Sums sums[kHeldVectors];
 #pragma GCC unroll 16
-          for (int v = 0; v < kColumns / V::kWords; ++v) sums[v] = V::no_sums();
+          for (int v = 0; v < kVectors; ++v) sums[v] = V::no_sums();
           for (int t = first; t < first + run; ++t) {
             std::uint32_t four = 0;
             __builtin_memcpy(&four, w + r * kTile + 4 * t, sizeof four);
             const Words weights = V::all(four);
             const std::uint32_t* codes = tile + t * cols + c;
 #pragma GCC unroll 16
-            for (int v = 0; v < kColumns / V::kWords; ++v) V::add_products(sums[v], weights, V::load(codes + v * V::kWords));
+            for (int v = 0; v < kVectors; ++v) V::add_value_products(sums[v], weights, V::load(codes + v * V::kWords));
           }
 #pragma GCC unroll 16
-          for (int v = 0; v < kColumns / V::kWords; ++v) {
+          for (int v = 0; v < kVectors; ++v) {
             float* at = to + v * V::kWords;
-            V::store(at, V::multiply_add(factor, V::total(sums[v]), V::load(at)));
+            V::store(at, V::multiply_add(factor, V::value_total(sums[v]), V::load(at)));
           }
         }
       }

@@ -1,6 +1,8 @@
 // Which table of kernels runs: the best one that the processor has, or the one that OSCAR_CPU names.
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #include <cstdlib>
@@ -30,17 +32,33 @@ bool avx512_usable() {
          __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
          __builtin_cpu_supports("avx512vnni") != 0;
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)  // bits of asm/hwcap.h, by hand: older headers lack them
+bool dotprod_usable() { return (getauxval(AT_HWCAP) & (1UL << 20)) != 0; }
+bool i8mm_usable() { return dotprod_usable() && (getauxval(AT_HWCAP2) & (1UL << 13)) != 0; }
+#else                   // what the whole program is compiled for
+#if defined(__ARM_FEATURE_DOTPROD)
+bool dotprod_usable() { return true; }
+#else
+bool dotprod_usable() { return false; }
+#endif
+bool i8mm_usable() { return false; }
+#endif
 #endif
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> tables;
-#if defined(__x86_64__)
-  const auto offer = [&](const Kernels* table, bool usable) {
+  [[maybe_unused]] const auto offer = [&](const Kernels* table, bool usable) {
     if (table != nullptr && usable) tables.push_back(table);
   };
+#if defined(__x86_64__)
   offer(avx512_kernels(), avx512_usable());
   offer(avxvnni_kernels(), avxvnni_usable());
   offer(avx2_kernels(), avx2_usable());
+#elif defined(__aarch64__)
+  offer(neon_i8mm_kernels(), i8mm_usable());
+  offer(neon_dotprod_kernels(), dotprod_usable());
+  offer(neon_kernels(), true);
 #endif
   tables.push_back(&scalar_kernels());
   return tables;

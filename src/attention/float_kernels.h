@@ -14,6 +14,47 @@ struct FloatKernels {
   static constexpr int kWidth = V::kWords;
   static constexpr float kInvisible = -__builtin_inff();
 
+  static void widen(const std::uint16_t* in, int n, float* out) {
+    int i = 0;
+    for (; i + kWidth <= n; i += kWidth) V::store(out + i, V::widen(in + i));
+    for (; i < n; ++i) out[i] = V::widen_one(in[i]);
+  }
+
+  static int mask_row(const std::uint16_t* mask, float* bias) {
+    auto visible = V::no_words();
+    auto biased = V::no_words();
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Floats value = V::widen(mask + j);
+      visible = V::either(visible, V::different(value, V::all(kInvisible)));
+      biased = V::either(biased, V::different(value, V::zero()));
+      V::store(bias + j, value);
+    }
+    return (V::any(visible) ? kSomeVisible : 0) | (V::any(biased) ? kSomeBias : 0);
+  }
+
+  static void dots(const float* q, std::int64_t ldq, int rows, const float* k, std::int64_t ldk, int dim, float* s) {
+    int r = 0;
+    for (; r + 3 <= rows; r += 3) dots_rows<3>(q + r * ldq, ldq, k, ldk, dim, s + r * kTile);
+    if (rows - r == 2) dots_rows<2>(q + r * ldq, ldq, k, ldk, dim, s + r * kTile);
+    if (rows - r == 1) dots_rows<1>(q + r * ldq, ldq, k, ldk, dim, s + r * kTile);
+  }
+
+  static void transpose(const float* k, std::int64_t ldk, int dim, float* panels) {
+    for (int j = 0; j < kTile; j += kWidth) {
+      const float* key = k + j * ldk;
+      float* out = panels + static_cast<std::int64_t>(j / kPanel) * dim * kPanel + j % kPanel;
+      for (int d = 0; d < dim; d += kWidth) {
+        constexpr std::size_t kSide = kWidth;
+        Floats square[kSide];
+#pragma GCC unroll 8
+        for (int i = 0; i < kWidth; ++i) square[i] = V::load(key + i * ldk + d);
+        V::transpose(square);
+#pragma GCC unroll 8
+        for (int i = 0; i < kWidth; ++i) V::store(out + (d + i) * kPanel, square[i]);
+      }
+    }
+  }
+
   // exp(x) for x <= 88: x = n ln 2 + r, |r| <= ln 2 / 2, degree 6 in r (Cephes coefficients, 2 ulp); below -87.3 exactly 0.
   static Floats exponential(Floats x) {
     const Floats n = V::round(V::multiply(x, V::all(1.44269504F)));
@@ -140,8 +181,8 @@ struct FloatKernels {
   }
 
   template <int C>
-  static void multiply_columns(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, float* c,
-                               std::int64_t ldc, bool accumulate) {
+  static void multiply_columns(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb,
+                               float* c, std::int64_t ldc, bool accumulate) {
     constexpr int kMost = V::kRegisters / (C + 1) < 6 ? V::kRegisters / (C + 1) : 6;
     // In blocks of nearly equal height: a last block of one row would wait for its few sums.
     const int blocks = (rows + kMost - 1) / kMost;
@@ -177,10 +218,10 @@ struct FloatKernels {
     }
   }
 
-  static void multiply(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols, float* c,
-                       std::int64_t ldc, bool accumulate) {
-    // Wide blocks suit few rows; many rows want height.
-    const int wide = (rows <= V::kRegisters / 5) ? 4 : 2;
+  static void multiply(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols,
+                       float* c, std::int64_t ldc, bool accumulate) {
+    // Wide blocks suit few rows; many rows want height, and no less than a panel's width.
+    const int wide = (rows <= V::kRegisters / 5 || 2 * kWidth < kPanel) ? 4 : 2;
     int n = 0;
     for (; n + wide * kWidth <= cols; n += wide * kWidth) {
       if (wide == 4) {
@@ -189,11 +230,40 @@ struct FloatKernels {
         multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
       }
     }
-    for (; n + 2 * kWidth <= cols; n += 2 * kWidth) multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+    for (; n + 2 * kWidth <= cols; n += 2 * kWidth)
+      multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
     for (; n < cols; n += kWidth) multiply_columns<1>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
   }
 
  private:
+  // R query rows against 4 keys: accumulators are lanes of the dot product, summed over lanes once per 4 keys.
+  template <int R>
+  static void dots_rows(const float* q, std::int64_t ldq, const float* k, std::int64_t ldk, int dim, float* s) {
+    constexpr std::size_t kRows = R;
+    for (int j = 0; j < kTile; j += 4) {
+      const float* key = k + j * ldk;
+      Floats sums[kRows][4];
+#pragma GCC unroll 3
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) sums[r][c] = V::zero();
+      }
+      for (int d = 0; d < dim; d += kWidth) {
+        Floats row[kRows];
+#pragma GCC unroll 3
+        for (int r = 0; r < R; ++r) row[r] = V::load(q + r * ldq + d);
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) {
+          const Floats value = V::load(key + c * ldk + d);
+#pragma GCC unroll 3
+          for (int r = 0; r < R; ++r) sums[r][c] = V::multiply_add(row[r], value, sums[r][c]);
+        }
+      }
+#pragma GCC unroll 3
+      for (int r = 0; r < R; ++r) V::store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], s + r * kTile + j);
+    }
+  }
+
   template <int R>
   struct Rows {
     static constexpr int value = R;

@@ -45,15 +45,18 @@ void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, Int
   if (!(scale > 0.0F) || !std::isfinite(inverse)) return;  // zero, or next to it
   about.scale = scale;
   std::array<float, 2> centres{};
+  std::array<std::int32_t, 2> sums{};
   for (int d = 0; d < coded; ++d) {
     const int byte = static_cast<int>(std::clamp(std::nearbyint(q[d] * inverse), -kMaxByte, kMaxByte));
     out[4 * (d / 16) + d % 4] |= static_cast<std::uint32_t>(byte & 0xFF) << (8 * (d / 4 % 4));
     centres[size_of(d / 8 % 2)] += static_cast<float>(byte) * form.centre[size_of(d)];
-    about.sum += byte;
+    sums[size_of(d / 8 % 2)] += byte;
   }
   about.centre = centres[0] + centres[1];
   about.even = static_cast<std::int16_t>(std::nearbyint(centres[0]));
   about.odd = static_cast<std::int16_t>(std::nearbyint(centres[1]));
+  about.even_sum = sums[0];
+  about.odd_sum = sums[1];
 }
 
 // Kernels take kTile rows; behind the last cells of a cache there may be no memory.

@@ -24,9 +24,9 @@ inline constexpr int kSomeBias = 2;     // at least one value that is not 0
 // A query row as integers: q_d ~ scale * (signed byte d), see key_scores and integer_query().
 struct IntegerQuery {
   float scale = 0.0F;
-  float centre = 0.0F;             // sum of byte_d * (half of d's largest code), a multiple of 1/2
-  std::int16_t even = 0, odd = 0;  // the same over bytes 0, 1 and over bytes 2, 3 of all words, rounded
-  std::int32_t sum = 0;            // of the bytes
+  float centre = 0.0F;                     // sum of byte_d * (half of d's largest code), a multiple of 1/2
+  std::int16_t even = 0, odd = 0;          // the same over bytes 0, 1 and over bytes 2, 3 of all words, rounded
+  std::int32_t even_sum = 0, odd_sum = 0;  // of those bytes themselves
 };
 
 struct Kernels {
@@ -70,6 +70,7 @@ struct Kernels {
   // Codes of keys as bytes. Word w of the result is made of two-bit fields of `packed` [words][kTile]: level l of it lies in
   // the 32 bits that begin at bit shift[l] of word at[l] (of each token), keep[l] says which bytes belong to it.
   //   tile[(4 w + f) * kTile + j] = OR over levels of ((word_l >> (2 f)) & 0x03030303 & keep[l]) << (2 l),  f < 4
+  // The tile is for key_scores of the same table, which may want every byte less 128.
   struct KeyWord {
     int levels = 0;
     std::array<int, 4> at{}, shift{};
@@ -89,8 +90,8 @@ struct Kernels {
   void (*spread)(const std::uint32_t* in, const Spread& how, std::uint32_t* out);
 
   // s[r * kTile + j] = (add ? s[...] : 0) + gain[j] * query[r].scale * (sum over bytes of q[r]'s word * tile's word - centre):
-  // q[r * ldq + w] holds signed bytes, tile[w * kTile + j] unsigned ones, w < words. The sums over the even and over the odd
-  // pairs must stay in 16 bits once centred, and a pair's product below 2^15 (integer_query() sees to both).
+  // q[r * ldq + w] holds signed bytes, tile[w * kTile + j] codes from unpack_keys, w < words. The sums over the even and over
+  // the odd pairs must stay in 16 bits once centred, and a pair's product below 2^15 (integer_query() sees to both).
   void (*key_scores)(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows, int words,
                      const std::uint32_t* tile, const float* gain, bool add, float* s);
 
@@ -98,8 +99,8 @@ struct Kernels {
   // *total = sum of w.
   float (*quantise_weights)(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total);
 
-  // out[r * ldo + c] += scale[r] * sum over j < kTile of w[r * kTile + j] * byte (j mod 4) of tile[(j / 4) * cols + c], c < cols,
-  // a multiple of 64. Bytes of the tile are at most `largest` <= 15.
+  // out[r * ldo + c] += scale[r] * sum over j < kTile of w[r * kTile + j] * byte (j mod 4) of tile[(j / 4) * cols + c], c <
+  // cols, a multiple of 64. Bytes of the tile are at most `largest` <= 15.
   void (*value_sums)(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,
                      float* out, std::int64_t ldo);
 
@@ -112,6 +113,9 @@ const Kernels& scalar_kernels();
 const Kernels* avx2_kernels();  // nullptr: not built in
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+const Kernels* neon_dotprod_kernels();
+const Kernels* neon_i8mm_kernels();
 
 // The table of cpu_path(). Throws like cpu_path().
 const Kernels& active_kernels();

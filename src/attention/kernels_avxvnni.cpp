@@ -11,9 +11,13 @@ namespace {
 
 struct AvxVnni : Avx2 {
   static constexpr int kLongestSum = 1 << 24;
-  static Sums start(std::int16_t even, std::int16_t odd, std::int32_t /*sum*/) { return _mm256_set1_epi32(-(even + odd)); }
-  static void add_products(Sums& sums, Words a, Words b) { sums = _mm256_dpbusd_avx_epi32(sums, a, b); }
-  static Floats total(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+  static Sums start(const IntegerQuery& q) { return _mm256_set1_epi32(-(q.even + q.odd)); }
+  static void add_key_products(Sums& sums, Words codes, Words query) { sums = _mm256_dpbusd_avx_epi32(sums, codes, query); }
+  static void add_value_products(Sums& sums, Words weights, Words codes) {
+    sums = _mm256_dpbusd_avx_epi32(sums, weights, codes);
+  }
+  static Floats key_total(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+  static Floats value_total(Sums sums) { return key_total(sums); }
 };
 
 }  // namespace

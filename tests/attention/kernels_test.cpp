@@ -33,14 +33,7 @@ class KernelsTest : public ::testing::TestWithParam<std::string> {
   }
 };
 
-std::vector<std::string> all_paths() {
-  std::vector<std::string> names;
-  for (const std::string_view name : cpu_paths()) names.emplace_back(name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Paths, KernelsTest, ::testing::ValuesIn(all_paths()),
-                         [](const auto& param_info) { return param_info.param; });
+INSTANTIATE_TEST_SUITE_P(Paths, KernelsTest, ::testing::ValuesIn(test::all_paths()), test::path_label);
 
 TEST_P(KernelsTest, WidenIsExactForEveryHalf) {
   std::vector<std::uint16_t> halves(65536);

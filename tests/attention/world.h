@@ -1,6 +1,8 @@
 // A cache full of random rows and random queries on it.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <Eigen/QR>
 #include <algorithm>
 #include <cmath>
@@ -311,5 +313,18 @@ class CpuPath : Environment {
  public:
   explicit CpuPath(std::string_view name) : Environment("OSCAR_CPU", name) {}
 };
+
+inline std::vector<std::string> all_paths() {
+  std::vector<std::string> names;
+  for (const std::string_view name : cpu_paths()) names.emplace_back(name);
+  return names;
+}
+
+// A path as part of a test's name, which takes no hyphen.
+inline std::string path_label(const ::testing::TestParamInfo<std::string>& path) {
+  std::string label = path.param;
+  std::replace(label.begin(), label.end(), '-', '_');
+  return label;
+}
 
 }  // namespace oscar::test

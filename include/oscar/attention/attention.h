@@ -58,8 +58,8 @@ class AttentionJob {
   std::unique_ptr<Impl> impl_;
 };
 
-// Instruction sets compiled in and usable on this processor, best first: "avx2", "scalar". OSCAR_CPU forces one (Error when
-// it is not usable).
+// Instruction sets compiled in and usable on this processor, best first: of "avx512", "avxvnni", "avx2"; "neon-i8mm",
+// "neon-dotprod", "neon"; and "scalar". OSCAR_CPU forces one (Error when it is not usable).
 std::vector<std::string_view> cpu_paths();
 std::string_view cpu_path();  // the one in use
 

@@ -5,13 +5,14 @@
 
 #include <cstdint>
 
+#include "attention/kernels.h"
+
 namespace oscar::attention {
 namespace {
 
 struct Avx2 {
-  using Words = __m256i;   // 8 words
-  using Floats = __m256;   // 8
-  using Sums = __m256i;    // of byte products, per word
+  using Words = __m256i;  // 8 words
+  using Floats = __m256;  // 8
   static constexpr int kWords = 8;
   static constexpr int kRegisters = 16;
 
@@ -49,7 +50,9 @@ struct Avx2 {
   static Floats power_of_two(Floats n) {  // n integral, -126 .. 127
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
-  static Floats zero_below(Floats v, Floats x, Floats limit) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), v); }
+  static Floats zero_below(Floats v, Floats x, Floats limit) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), v);
+  }
   static Floats where_equal(Floats a, Floats b, Floats yes, Floats no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
   }
@@ -64,16 +67,60 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
   }
 
-  // Sums are two 16-bit lanes per word that wrap: the centred result fits, see IntegerQuery.
-  static constexpr int kLongestSum = 16 * 2 * 255 * 3;  // of non-negative products: below 2^15
-  static Sums start(std::int16_t even, std::int16_t odd, std::int32_t /*sum*/) {
-    const std::uint32_t word = static_cast<std::uint16_t>(-even) | static_cast<std::uint32_t>(static_cast<std::uint16_t>(-odd)) << 16;
+  static Floats widen(const std::uint16_t* halves) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+  }
+  static float widen_one(std::uint16_t half) { return _cvtsh_ss(half); }
+  static Words different(Floats a, Floats b) { return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ)); }
+  static bool any(Words v) { return _mm256_testz_si256(v, v) == 0; }
+  // The sum of every vector, one after the other.
+  static void store_sums(Floats a, Floats b, Floats c, Floats d, float* p) {
+    const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+  }
+  // Rows of a square to its columns.
+  static void transpose(Floats (&a)[8]) {
+    Floats b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+      a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+      a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xEE);
+      a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+      a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      b[i] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x20);
+      b[i + 4] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) a[i] = b[i];
+  }
+
+  // Sums of byte products are two 16-bit lanes per word that wrap: the centred result fits, see IntegerQuery.
+  using Sums = __m256i;
+  static constexpr int kHeldWords = 64;                  // whose sums are in registers at a time: kTile or a part of it
+  static constexpr int kLongestSum = 16 * 2 * 255 * 3;   // of non-negative products: below 2^15
+  static Words key_bytes(Words codes) { return codes; }  // as the products take them
+  static Sums start(const IntegerQuery& q) {             // a key's sum less its centre
+    const std::uint32_t word =
+        static_cast<std::uint16_t>(-q.even) | static_cast<std::uint32_t>(static_cast<std::uint16_t>(-q.odd)) << 16;
     return _mm256_set1_epi32(static_cast<int>(word));
   }
   static Sums no_sums() { return _mm256_setzero_si256(); }
-  // += products of a's unsigned and b's signed bytes.
-  static void add_products(Sums& sums, Words a, Words b) { sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(a, b)); }
-  static Floats total(Sums sums) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
+  static void add_key_products(Sums& sums, Words codes, Words query) {
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, query));
+  }
+  static void add_value_products(Sums& sums, Words weights, Words codes) {
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, codes));
+  }
+  static Floats key_total(Sums sums) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
+  static Floats value_total(Sums sums) { return key_total(sums); }
 
   // Rounds to bytes (0 .. 255), stores them, adds them to `sums`.
   static Words no_words() { return _mm256_setzero_si256(); }

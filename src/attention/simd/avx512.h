@@ -5,13 +5,14 @@
 
 #include <cstdint>
 
+#include "attention/kernels.h"
+
 namespace oscar::attention {
 namespace {
 
 struct Avx512 {
   using Words = __m512i;
   using Floats = __m512;
-  using Sums = __m512i;
   static constexpr int kWords = 16;
   static constexpr int kRegisters = 32;
 
@@ -59,11 +60,16 @@ struct Avx512 {
   static float largest(Floats v) { return _mm512_reduce_max_ps(v); }
 
   // One 32-bit sum per word.
+  using Sums = __m512i;
+  static constexpr int kHeldWords = 64;
   static constexpr int kLongestSum = 1 << 24;
-  static Sums start(std::int16_t even, std::int16_t odd, std::int32_t /*sum*/) { return _mm512_set1_epi32(-(even + odd)); }
+  static Words key_bytes(Words codes) { return codes; }
+  static Sums start(const IntegerQuery& q) { return _mm512_set1_epi32(-(q.even + q.odd)); }
   static Sums no_sums() { return _mm512_setzero_si512(); }
-  static void add_products(Sums& sums, Words a, Words b) { sums = _mm512_dpbusd_epi32(sums, a, b); }
-  static Floats total(Sums sums) { return _mm512_cvtepi32_ps(sums); }
+  static void add_key_products(Sums& sums, Words codes, Words query) { sums = _mm512_dpbusd_epi32(sums, codes, query); }
+  static void add_value_products(Sums& sums, Words weights, Words codes) { sums = _mm512_dpbusd_epi32(sums, weights, codes); }
+  static Floats key_total(Sums sums) { return _mm512_cvtepi32_ps(sums); }
+  static Floats value_total(Sums sums) { return key_total(sums); }
 
   static Words no_words() { return _mm512_setzero_si512(); }
   static void store_bytes(std::uint8_t* p, Floats v, Words& sums) {

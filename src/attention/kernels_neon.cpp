@@ -1,0 +1,33 @@
+// ASIMD as every ARMv8 processor has it.
+#include "attention/kernels.h"
+
+#if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
+
+#include "attention/code_kernels.h"
+#include "attention/float_kernels.h"
+#include "attention/simd/neon.h"
+
+namespace oscar::attention {
+
+const Kernels* neon_kernels() {
+  using Code = CodeKernels<Neon, NeonBytes>;
+  using Float = FloatKernels<Neon>;
+  static constexpr Kernels kernels = {
+      "neon",        Float::widen,        Float::mask_row,        Float::dots,      Float::transpose,        Float::multiply,
+      Float::logits, Float::exponentials, Code::transpose_words,  Code::interleave, Code::look_up,           Code::unpack_keys,
+      Code::spread,  Code::key_scores,    Code::quantise_weights, Code::value_sums, Float::complex_multiply,
+  };
+  return &kernels;
+}
+
+}  // namespace oscar::attention
+
+#else
+
+namespace oscar::attention {
+
+const Kernels* neon_kernels() { return nullptr; }
+
+}  // namespace oscar::attention
+
+#endif
