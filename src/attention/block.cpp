@@ -115,8 +115,8 @@ void BlockWorker::fetch_codes(std::int64_t column, int part, int parts) const {
   const auto cells = static_cast<std::size_t>(std::min<std::int64_t>(kTile, op_->args.n_kv - column));
   for (const bool is_k : {true, false}) {
     const std::size_t stride = (is_k ? op_->k_codec : op_->v_codec)->row_bytes();
-    const std::uint8_t* row =
-        op_->args.cache->code_rows(op_->args.layer_index, is_k) + static_cast<std::size_t>(op_->args.first_cell + column) * stride;
+    const std::uint8_t* row = op_->args.cache->code_rows(op_->args.layer_index, is_k) +
+                              static_cast<std::size_t>(op_->args.first_cell + column) * stride;
     constexpr std::size_t kLine = 64;
     const std::size_t lines = (cells * stride + kLine - 1) / kLine;
     const std::size_t end = lines * size_of(part + 1) / size_of(parts);

@@ -29,8 +29,8 @@ struct Operation {
   bool integer = false;  // both codecs have a code form
   int n_head_kv = 0, group = 0;
   int k_dim = 0, v_dim = 0;
-  int k_ld = 0, v_ld = 0;       // padded row sizes: k_dim to kLane, v_dim to kPanel
-  int code_ld = 0;              // row size of the coded accumulator
+  int k_ld = 0, v_ld = 0;           // padded row sizes: k_dim to kLane, v_dim to kPanel
+  int code_ld = 0;                  // row size of the coded accumulator
   const HeadMean* means = nullptr;  // [n_head_kv]
 };
 
@@ -44,8 +44,8 @@ struct BlockState {
   };
   std::vector<Row> rows;
   bool any_exact = false, any_code = false;  // whether the accumulators hold anything but 0
-  FloatBuffer exact;  // [rows][v_ld], model basis
-  FloatBuffer code;   // [rows][code_ld]: inner basis, or weighted codes
+  FloatBuffer exact;                         // [rows][v_ld], model basis
+  FloatBuffer code;                          // [rows][code_ld]: inner basis, or weighted codes
 
   void start(const Operation& op, int n_rows);
   // Adds the cells of `other`.
@@ -101,7 +101,8 @@ class BlockWorker {
   RowPointers k_rows_{}, v_rows_{};
   FloatTile exact_tile_, code_tile_;
   IntegerTile integer_tile_;
-  FloatBuffer scores_, code_scores_, mean_scores_;  // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
+  FloatBuffer scores_, code_scores_,
+      mean_scores_;  // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
   std::vector<float> head_row_, inner_row_;
 };
 

@@ -35,7 +35,8 @@ std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form);
 class IntegerTile {
  public:
   // Rows of `cells` tokens from `row` on, `stride` bytes apart; tokens beyond get codes of nothing.
-  void load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan, const std::uint8_t* row, std::size_t stride, int cells);
+  void load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan, const std::uint8_t* row,
+                 std::size_t stride, int cells);
   void load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells);
 
   // s[r * kTile + j] (+)= logits, see key_scores.
@@ -47,8 +48,8 @@ class IntegerTile {
   const std::uint8_t* whole(const std::uint8_t* row, std::size_t stride, int cells);
 
   std::vector<std::uint8_t> last_;  // rows of a tile that has fewer than kTile
-  WordBuffer words_, aligned_;  // packed, transposed
-  WordBuffer tile_;             // K: [words][kTile]; V: [kTile / 4][4 lanes]
+  WordBuffer words_, aligned_;      // packed, transposed
+  WordBuffer tile_;                 // K: [words][kTile]; V: [kTile / 4][4 lanes]
   alignas(64) std::array<float, kTile> gain_{};
   int n_words_ = 0, lanes_ = 0, largest_ = 0;
   std::vector<std::uint8_t> weights_;  // [rows][kTile]

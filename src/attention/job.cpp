@@ -1,8 +1,8 @@
 // AttentionJob: cuts an operation into pieces and hands them out.
 //
-// Piece = (KV head or all of them, block of query tokens, split of the context). The cut depends on the operation only, never on threads.
-// Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the job, and threads
-// that find no piece left merge them in split order, KV head by KV head.
+// Piece = (KV head or all of them, block of query tokens, split of the context). The cut depends on the operation only, never
+// on threads. Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the
+// job, and threads that find no piece left merge them in split order, KV head by KV head.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -25,9 +25,9 @@ constexpr int kBlockTokens = 64;
 // Up to so many rows, from so many cells on, a piece does all KV heads: their rows lie in the same cache lines.
 constexpr int kSharedRows = 64;
 constexpr std::int64_t kSharedCells = 1024;
-constexpr std::int64_t kSplitCells = 64;   // at least this many cells per split
-constexpr std::int64_t kMaxSplits = 32;    // bounds scratch: splits grow with the context instead
-constexpr std::int64_t kPieces = 64;       // no splitting beyond this many pieces
+constexpr std::int64_t kSplitCells = 64;  // at least this many cells per split
+constexpr std::int64_t kMaxSplits = 32;   // bounds scratch: splits grow with the context instead
+constexpr std::int64_t kPieces = 64;      // no splitting beyond this many pieces
 
 // OSCAR_ARITHMETIC=float decodes every code, for comparisons; else integer where the codec allows it.
 bool integers_wanted() {
@@ -104,7 +104,8 @@ struct AttentionJob::Impl {
     op.v_dim = spec.v_dim;
     op.k_ld = round_up(spec.k_dim, kLane);
     op.v_ld = round_up(spec.v_dim, kPanel);
-    op.integer = integers && op.k_codec != nullptr && op.k_codec->code_form(0) != nullptr && op.v_codec->code_form(0) != nullptr;
+    op.integer =
+        integers && op.k_codec != nullptr && op.k_codec->code_form(0) != nullptr && op.v_codec->code_form(0) != nullptr;
     op.code_ld = op.integer ? 4 * value_lanes(spec.v_dim) : op.v_ld;
     op.means = (op.k_codec == nullptr) ? nullptr : means_of(*op.k_codec, spec);
   }
@@ -113,7 +114,8 @@ struct AttentionJob::Impl {
   const HeadMean* means_of(const Codec& codec, const LayerSpec& spec) {
     LayerMeans& known = means[&codec];
     bool same = known.heads.size() == static_cast<std::size_t>(spec.n_head_kv) && known.head_dim == spec.k_dim;
-    for (int h = 0; h < spec.n_head_kv && same; ++h) same = known.heads[static_cast<std::size_t>(h)].made_from(codec.key_mean(h));
+    for (int h = 0; h < spec.n_head_kv && same; ++h)
+      same = known.heads[static_cast<std::size_t>(h)].made_from(codec.key_mean(h));
     if (!same) {
       known = {};
       known.head_dim = spec.k_dim;

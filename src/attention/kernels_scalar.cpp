@@ -103,7 +103,8 @@ void interleave(const std::uint8_t* rows, std::size_t stride, int bytes, std::in
   for (std::size_t j = 0; j < kTile; ++j) {
     for (int i = 0; i < round_up(bytes, 16); ++i) {
       std::uint32_t& word = out[static_cast<std::ptrdiff_t>(j / 4) * ldo + i];
-      word = (j % 4 == 0 ? 0U : word) | static_cast<std::uint32_t>(rows[j * stride + static_cast<std::size_t>(i)]) << (8 * (j % 4));
+      word = (j % 4 == 0 ? 0U : word) | static_cast<std::uint32_t>(rows[j * stride + static_cast<std::size_t>(i)])
+                                            << (8 * (j % 4));
     }
   }
 }
@@ -187,9 +188,9 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 }  // namespace
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = {"scalar",   widen,  mask_row,   dots,         transpose,        multiply,
-                                      logits,     exponentials, transpose_words, interleave, look_up, unpack_keys, spread, key_scores,
-                                      quantise_weights, value_sums, complex_multiply};
+  static constexpr Kernels kernels = {"scalar", widen,        mask_row,         dots,       transpose,       multiply,
+                                      logits,   exponentials, transpose_words,  interleave, look_up,         unpack_keys,
+                                      spread,   key_scores,   quantise_weights, value_sums, complex_multiply};
   return kernels;
 }
 

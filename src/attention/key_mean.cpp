@@ -26,7 +26,9 @@ MatrixD chebyshev(int terms) {
 }  // namespace
 
 RopeTable::RopeTable(std::span<const double> theta)
-    : theta_(theta.begin(), theta.end()), order_(theta.size()), padded_pairs_(round_up(static_cast<int>(theta.size()), kPanel)) {
+    : theta_(theta.begin(), theta.end()),
+      order_(theta.size()),
+      padded_pairs_(round_up(static_cast<int>(theta.size()), kPanel)) {
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(),
                    [&](int a, int b) { return std::abs(theta_[size_of(a)]) > std::abs(theta_[size_of(b)]); });
@@ -120,8 +122,11 @@ void RopeTable::coefficients(const Kernels& kernels, const float* w, int rows, f
 }
 
 bool HeadMean::made_from(const KeyMean& mean) const {
-  const auto same = [](const std::vector<float>& a, std::span<const float> b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
-  if (!same(offset_, mean.offset) || !same(pre_rope_, mean.pre_rope) || (table != nullptr) != (mean.rope != nullptr)) return false;
+  const auto same = [](const std::vector<float>& a, std::span<const float> b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  };
+  if (!same(offset_, mean.offset) || !same(pre_rope_, mean.pre_rope) || (table != nullptr) != (mean.rope != nullptr))
+    return false;
   return table == nullptr || (params_ == mean.rope->params() && table->same_angles(mean.rope->theta()));
 }
 
@@ -173,7 +178,8 @@ void MeanTerm::start(const HeadMean& mean, const float* q, std::int64_t ldq, int
   mirrored_.reserve(size_of(rows) * ld);
   for (int r = 0; r < rows; ++r, q += ldq) {
     double sum = 0.0;
-    for (std::size_t d = 0; d < mean.constant.size(); ++d) sum += static_cast<double>(q[d]) * static_cast<double>(mean.constant[d]);
+    for (std::size_t d = 0; d < mean.constant.size(); ++d)
+      sum += static_cast<double>(q[d]) * static_cast<double>(mean.constant[d]);
     constant_[size_of(r)] = static_cast<float>(sum);
     float* w = w_.data() + size_of(r) * ld;
     float* m = mirrored_.data() + size_of(r) * ld;
@@ -210,7 +216,8 @@ void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, Ti
     kernels.complex_multiply(w_.data(), rows_, phase.at(kernels, table, positions.run_start), table.padded_pairs(),
                              turned_.data());
     table.coefficients(kernels, turned_.data(), rows_, factors_.data());
-    kernels.multiply(factors_.data(), table.coefficient_ld(), rows_, table.depth(), table.basis(), kTile, kTile, s, kTile, false);
+    kernels.multiply(factors_.data(), table.coefficient_ld(), rows_, table.depth(), table.basis(), kTile, kTile, s, kTile,
+                     false);
   }
   if (mean_->constant.empty()) return;
   for (int r = 0; r < rows_; ++r) {

@@ -28,7 +28,7 @@ class RopeTable {
   [[nodiscard]] bool same_angles(std::span<const double> theta) const;
   [[nodiscard]] int n_pairs() const { return static_cast<int>(order_.size()); }  // n_rot / 2
   [[nodiscard]] int padded_pairs() const { return padded_pairs_; }               // rounded up to kPanel; the rest is 0
-  [[nodiscard]] std::span<const int> order() const { return order_; }            // pairs, the fastest first: the order of all rows
+  [[nodiscard]] std::span<const int> order() const { return order_; }  // pairs, the fastest first: the order of all rows
   // out [2 * padded_pairs]: real, then imaginary parts of e^(i theta t), t >= 0.
   void phase(const Kernels& kernels, std::int64_t t, float* out) const;
 
@@ -52,8 +52,8 @@ class RopeTable {
   std::vector<double> theta_;
   std::vector<int> order_;
   int padded_pairs_ = 0, n_fast_ = 0, depth_ = 0;
-  FloatBuffer phases_;                // [kDigits][kRadix][2 * padded_pairs]
-  FloatBuffer basis_;                 // [depth][kTile]
+  FloatBuffer phases_;                 // [kDigits][kRadix][2 * padded_pairs]
+  FloatBuffer basis_;                  // [depth][kTile]
   FloatBuffer slow_real_, slow_imag_;  // [n_pairs - n_fast][kPanel]: pair -> polynomials
 };
 
@@ -104,10 +104,10 @@ class MeanTerm {
 
   const HeadMean* mean_ = nullptr;
   int rows_ = 0;
-  std::vector<float> constant_;           // [rows]
-  FloatBuffer w_, mirrored_;              // [rows][2 * padded_pairs]; conj(w)
-  FloatBuffer turned_, factors_;          // of one tile
-  FloatBuffer phase_rows_;                // [kTile][2 * padded_pairs]
+  std::vector<float> constant_;   // [rows]
+  FloatBuffer w_, mirrored_;      // [rows][2 * padded_pairs]; conj(w)
+  FloatBuffer turned_, factors_;  // of one tile
+  FloatBuffer phase_rows_;        // [kTile][2 * padded_pairs]
 };
 
 }  // namespace oscar::attention

@@ -42,7 +42,8 @@ bool has_f16c() {
 
 OSCAR_TARGET_F16C std::size_t widen_f16c(const std::uint16_t* half, std::size_t n, float* out) {
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + i))));
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + i))));
   return i;
 }
 
@@ -79,8 +80,8 @@ OSCAR_TARGET_F16C std::ptrdiff_t narrow_even_f16c(const float* value, std::size_
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 14), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_andnot_si256(_mm256_set1_epi32(0x3FFF),
                                                 _mm256_add_epi32(bits, _mm256_add_epi32(_mm256_set1_epi32(0x1FFF), odd)));
-    const __m256i normal =
-        _mm256_min_epi32(_mm256_srli_epi32(_mm256_sub_epi32(rounded, _mm256_set1_epi32(0x38000000)), 13), _mm256_set1_epi32(0x7BFE));
+    const __m256i normal = _mm256_min_epi32(_mm256_srli_epi32(_mm256_sub_epi32(rounded, _mm256_set1_epi32(0x38000000)), 13),
+                                            _mm256_set1_epi32(0x7BFE));
     const __m256i is_small = _mm256_castps_si256(_mm256_cmp_ps(magnitude, _mm256_set1_ps(0x1p-14F), _CMP_LT_OQ));
     const __m256i half = _mm256_or_si256(_mm256_blendv_epi8(normal, small, is_small),
                                          _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(x, sign_bit)), 16));

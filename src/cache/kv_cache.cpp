@@ -1,5 +1,5 @@
-#include "base/half_rows.h"
 #include "oscar/cache/kv_cache.h"
+#include "base/half_rows.h"
 
 #include <cmath>
 #include <limits>

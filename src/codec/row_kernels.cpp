@@ -55,8 +55,8 @@ template <std::size_t kWidth>
   return outside;
 }
 
-[[gnu::always_inline]] inline std::size_t quantise(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y,
-                                                   std::uint8_t* code) {
+[[gnu::always_inline]] inline std::size_t quantise(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u,
+                                                   float* y, std::uint8_t* code) {
   std::int32_t saturated = 0;
   for (std::size_t i = 0; i < n; ++i) {
     u[i] = x[i] * scale;
