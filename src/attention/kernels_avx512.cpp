@@ -1,6 +1,12 @@
 // AVX-512 with VNNI: what gains from wider vectors; the rest is AVX2's.
 #include "attention/kernels.h"
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 finds its own intrinsics' undefined operands.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
 
 #include "attention/code_kernels.h"

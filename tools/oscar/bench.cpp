@@ -235,7 +235,7 @@ class Bench {
 
   [[nodiscard]] std::filesystem::path find_llama_bench() const {
     if (!o_.llama_bench.empty()) return find_program(o_.llama_bench);
-    const std::filesystem::path beside = library_folder() / "llama-bench";
+    std::filesystem::path beside = library_folder() / "llama-bench";
     if (std::filesystem::is_regular_file(beside)) return beside;
     try {
       return find_program("llama-bench");
