@@ -103,6 +103,26 @@ std::atomic<pid_t> child_process{0};
 // Whether the program has a process group of its own, so that signals to ours reach only us.
 std::atomic<bool> own_group{false};
 
+// The last signal that was passed on, and by whom it was sent. forward() alone uses it, with all its signals blocked.
+struct LastSignal {
+  int signal = 0;
+  pid_t sender = 0;
+  std::int64_t when_ms = 0;
+};
+LastSignal last_signal;
+constexpr std::int64_t kSameSignalMs = 200;
+
+// `timeout` sends its signal twice, to its child and to the group. Both reach us, and the program may get one only.
+bool repeated(int signal, const siginfo_t* info) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const LastSignal next{signal, info != nullptr ? info->si_pid : 0, now.tv_sec * 1000 + now.tv_nsec / 1000000};
+  const bool same = next.signal == last_signal.signal && next.sender == last_signal.sender && next.sender != 0 &&
+                    next.when_ms - last_signal.when_ms < kSameSignalMs;
+  last_signal = next;
+  return same;
+}
+
 void forward(int signal, siginfo_t* info, void*) {
   // Ctrl-C on a terminal reaches the whole process group: the program has it already.
   if (!own_group && info != nullptr && info->si_code == SI_KERNEL) return;
@@ -110,6 +130,7 @@ void forward(int signal, siginfo_t* info, void*) {
   if (child <= 0) return;
   // What ends programs is for all that this one has started, as it would be without us.
   const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
+  if (ends && repeated(signal, info)) return;
   kill(own_group && ends ? -child : child, signal);
 }
 
@@ -150,6 +171,7 @@ int run_child(const fs::path& program, const std::vector<std::string>& args) {
   struct sigaction action {};
   action.sa_sigaction = forward;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
+  action.sa_mask = blocked;
   for (const int signal : kForwarded) sigaction(signal, &action, nullptr);
   sigprocmask(SIG_SETMASK, &before, nullptr);
   close(report[1]);
