@@ -89,6 +89,17 @@ class Kernel(unittest.TestCase):
         self.assertIn("instruction set", alone.stdout.splitlines()[0])
         self.assertNotIn("x f16", alone.stdout)
 
+    def test_what_is_too_noisy_is_left_out_and_said(self):
+        words = ["--kernel", "--shape", "4/2/64", "-p", "40", "-r", "3", "--stock-runs", "1"]
+        done = oscar("bench", *words, "-d", "700", "-t", "1", "--hot", "--ops", "decode,append", "--max-load", "64",
+                     "--max-spread", "1e-9", "--stock", "f16", "-o", "json")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("cases were too noisy and are left out", done.stderr.splitlines()[-1])
+        result = json.loads(done.stdout)
+        self.assertEqual([row["what"].split()[0] for row in result["left_out"]], ["decode", "append", "append"])
+        self.assertTrue(all("spread over" in row["why"] for row in result["left_out"]))
+        self.assertEqual(result["rows"], [])
+
     def test_an_empty_cache(self):
         done = self.measured("--stock", "f16,q4_0", depth=0)
         self.assertIn("| prefill | 4/2/64", done.stdout)

@@ -201,7 +201,7 @@ class Bench {
     run_kernels();
     for (const ModelCase& c : plan_.models) run_model(c);
     machine["load_after"] = load_average();
-    return {{"machine", machine}, {"date", utc_date()}, {"rows", rows_}};
+    return {{"machine", machine}, {"date", utc_date()}, {"rows", rows_}, {"left_out", left_out_}};
   }
 
  private:
@@ -277,7 +277,9 @@ class Bench {
 
   void add(BenchRow row, const std::string& name) {
     if (!row.runs.noise.empty() && !o_.allow_noisy) {
-      fail("{}: {}; wait until the machine is quiet, or use --allow-noisy to print it with a mark", name, row.runs.noise);
+      left_out_.push_back({{"what", name}, {"why", row.runs.noise}});
+      fmt::print(stderr, "oscar:   {} is left out: {}\n", name, row.runs.noise);
+      return;
     }
     rows_.push_back(to_json(row));
     const Json& last = rows_.back();
@@ -391,6 +393,7 @@ class Bench {
   std::filesystem::path llama_bench_;
   std::map<std::string, std::string> artifacts_;
   Json rows_;
+  Json left_out_ = Json::array();  // cases too noisy to report
 };
 
 int run_bench(BenchOptions options, Plan plan) {
@@ -414,6 +417,11 @@ int run_bench(BenchOptions options, Plan plan) {
     print(table.csv());
   } else {
     print(fmt::format("{}\n\n{}", bench_head(result["machine"]), table.markdown()));
+  }
+  if (const Json& left_out = result["left_out"]; !left_out.empty()) {
+    fail("{} of {} cases were too noisy and are left out (named above and under left_out in the JSON): wait until the machine is "
+         "quiet, or use --allow-noisy to print them with a mark",
+         left_out.size(), left_out.size() + result["rows"].size());
   }
   return kOk;
 }
@@ -455,11 +463,9 @@ void add_bench(CommandLine& line) {
       "A run measures every cache once, in turn; ratios are formed inside runs (above 1: ours is faster) and given as median, "
       "minimum and maximum. Runs during which other programs used more than --max-load processors (/proc/stat) are taken "
       "again. "
-      "When too few stay undisturbed, or the ratios to f16 spread over more than --max-spread of their median, the command "
-      "ends "
-      "with an error instead of figures, unless --allow-noisy is given, which marks them. Quantised stock caches, which are "
-      "slow, "
-      "take part in --stock-runs runs only.");
+      "When too few stay undisturbed, or the ratios to f16 spread over more than --max-spread of their median, the case is left "
+      "out and the command ends with an error after the figures of the others, unless --allow-noisy is given, which marks "
+      "disturbed figures instead. Quantised stock caches, which are slow, take part in --stock-runs runs only.");
   command.flag("--kernel", options->kernel, "single operations, also when there is a model");
   command.option("-m,--model", options->models, "FILE", "model, GGUF, calibrated; repeatable")->allow_extra_args(false);
   command.option("--oscar", options->artifact, "FILE", "calibration artifact; default: as exec finds it", "OSCAR_ARTIFACT");
