@@ -8,6 +8,14 @@
 
 namespace oscar {
 
+// The gains that the encoder of keys tries, as distances of bytes: every kGainStride-th from the first to the last, and then
+// the kGainFine nearest on both sides of the best. See oscar/codec/spectral.h.
+inline constexpr int kGainFirst = -16;
+inline constexpr int kGainLast = 12;
+inline constexpr int kGainStride = 4;
+inline constexpr int kGainFine = 2;
+inline constexpr float kRadialCost = 4.0F;  // of the error along the row, beside that across it
+
 class GainCode {
  public:
   static const GainCode& table() {

@@ -1,7 +1,10 @@
 #include "codec/row_kernels.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
+
+#include "codec/row_mean.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -71,6 +74,39 @@ template <std::size_t kWidth>
   return static_cast<std::size_t>(saturated);
 }
 
+// The fixed order of GainError: quads [n] to their sum, n a power of two.
+[[gnu::always_inline]] inline float fold(float* quads, std::size_t n) {
+  for (; n > 1; n /= 2) {
+    for (std::size_t i = 0; i < n / 2; ++i) quads[i] += quads[i + n / 2];
+  }
+  return quads[0];
+}
+
+GainError gain_error_baseline(const float* x, float scale, MidRiseRow grid, const float* weight, std::size_t n) {
+  float error[kMaxHeadDim / 4] = {};
+  float radial[kMaxHeadDim / 4] = {};
+  for (std::size_t begin = 0; begin < n; begin += 4) {
+    float e[4];
+    float r[4];
+    for (std::size_t j = 0; j < 4; ++j) {
+      const std::size_t i = begin + j;
+      const float half = grid.half_levels[i];
+      const float y = x[i] * scale * grid.inverse_step[i];
+      const float t = y + half;
+      const float at_least = (t > 0.0F) ? t : 0.0F;
+      const float top = 2.0F * half - 1.0F;
+      const float clamped = (at_least < top) ? at_least : top;
+      const float off = static_cast<float>(static_cast<std::int32_t>(clamped)) - (half - 0.5F) - y;
+      e[j] = off * off * weight[i];
+      r[j] = y * off * weight[i];
+    }
+    error[begin / 4] = (e[0] + e[1]) + (e[2] + e[3]);
+    radial[begin / 4] = (r[0] + r[1]) + (r[2] + r[3]);
+  }
+  const std::size_t quads = std::bit_ceil(n / 4);
+  return {fold(error, quads), fold(radial, quads)};
+}
+
 void multiply_baseline(const float* x, const float* m, int dim, float* y) { multiply<32>(x, m, dim, y); }
 
 std::size_t pack_baseline(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) { return pack(y, n, grid, codes); }
@@ -105,6 +141,49 @@ OSCAR_TARGET_AVX2 std::size_t quantise_avx2(const float* x, float scale, MidRise
   return quantise(x, scale, grid, n, u, y, code);
 }
 
+// The terms of 32 coordinates to eight quads: 0, 2, 4, 6 in the lower lane, 1, 3, 5, 7 in the upper.
+OSCAR_TARGET_AVX2 inline __m256 quads_of(const __m256 (&t)[4]) {
+  return _mm256_hadd_ps(_mm256_hadd_ps(t[0], t[1]), _mm256_hadd_ps(t[2], t[3]));
+}
+
+OSCAR_TARGET_AVX2 inline float fold_avx2(__m256* blocks, std::size_t n) {
+  for (; n > 1; n /= 2) {
+    for (std::size_t i = 0; i < n / 2; ++i) blocks[i] = _mm256_add_ps(blocks[i], blocks[i + n / 2]);
+  }
+  __m256 sum = _mm256_add_ps(blocks[0], _mm256_permute_ps(blocks[0], 0x0E));  // quads i and i + 4
+  sum = _mm256_add_ps(sum, _mm256_permute_ps(sum, 0x01));                     // i and i + 2
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1)));
+}
+
+OSCAR_TARGET_AVX2 GainError gain_error_avx2(const float* x, float scale, MidRiseRow grid, const float* weight, std::size_t n) {
+  constexpr std::size_t kBlocks = kMaxHeadDim / kGainBlock;
+  __m256 error[kBlocks];
+  __m256 radial[kBlocks];
+  const std::size_t blocks = std::bit_ceil(n / kGainBlock);
+  for (std::size_t b = 0; b < blocks; ++b) error[b] = radial[b] = _mm256_setzero_ps();
+  const __m256 scales = _mm256_set1_ps(scale);
+  const __m256 half_step = _mm256_set1_ps(0.5F);
+  for (std::size_t begin = 0; begin < n; begin += kGainBlock) {
+    __m256 e[4];
+    __m256 r[4];
+    for (std::size_t k = 0; k < 4; ++k) {
+      const std::size_t i = begin + 8 * k;
+      const __m256 half = _mm256_loadu_ps(grid.half_levels + i);
+      const __m256 w = _mm256_loadu_ps(weight + i);
+      const __m256 y = _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), scales), _mm256_loadu_ps(grid.inverse_step + i));
+      const __m256 at_least = _mm256_max_ps(_mm256_add_ps(y, half), _mm256_setzero_ps());
+      const __m256 top = _mm256_sub_ps(_mm256_add_ps(half, half), _mm256_set1_ps(1.0F));
+      const __m256 code = _mm256_cvtepi32_ps(_mm256_cvttps_epi32(_mm256_min_ps(at_least, top)));
+      const __m256 off = _mm256_sub_ps(_mm256_sub_ps(code, _mm256_sub_ps(half, half_step)), y);
+      e[k] = _mm256_mul_ps(_mm256_mul_ps(off, off), w);
+      r[k] = _mm256_mul_ps(_mm256_mul_ps(y, off), w);
+    }
+    error[begin / kGainBlock] = quads_of(e);
+    radial[begin / kGainBlock] = quads_of(r);
+  }
+  return {fold_avx2(error, blocks), fold_avx2(radial, blocks)};
+}
+
 OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y) {
   // vpermps looks at three index bits; the four levels stand twice in the table, so the next code's low bit does no harm.
   const float l0 = grid.lo;
@@ -128,13 +207,21 @@ OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_byte
 
 }  // namespace
 
+float sum_of_squares(const float* x, std::size_t n) {
+  float quads[kMaxHeadDim / 4] = {};
+  for (std::size_t i = 0; i < n; i += 4)
+    quads[i / 4] = (x[i] * x[i] + x[i + 1] * x[i + 1]) + (x[i + 2] * x[i + 2] + x[i + 3] * x[i + 3]);
+  return fold(quads, std::bit_ceil(n / 4));
+}
+
 std::span<const RowKernels> row_kernel_sets() {
   static const std::vector<RowKernels> sets = [] {
     std::vector<RowKernels> usable;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") != 0) usable.push_back({"avx2", multiply_avx2, unpack_avx2, pack_avx2, quantise_avx2});
+    if (__builtin_cpu_supports("avx2") != 0)
+      usable.push_back({"avx2", multiply_avx2, unpack_avx2, pack_avx2, quantise_avx2, gain_error_avx2});
 #endif
-    usable.push_back({"baseline", multiply_baseline, unpack_baseline, pack_baseline, quantise_baseline});
+    usable.push_back({"baseline", multiply_baseline, unpack_baseline, pack_baseline, quantise_baseline, gain_error_baseline});
     return usable;
   }();
   return sets;

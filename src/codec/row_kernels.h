@@ -14,6 +14,15 @@ struct MidRiseRow {
   const float* half_levels = nullptr;   // [n] 2^(width - 1)
 };
 
+// What coding coordinates with one gain costs, in units of it. The sums have an order of their own, which vectors, warps and
+// scalar code can all follow: four neighbours as (a + b) + (c + d), then the upper half of the quads added to the lower half
+// until one is left; missing quads are 0.
+struct GainError {
+  float error = 0.0F;   // sum of (zh - y)^2 weight
+  float radial = 0.0F;  // sum of y (zh - y) weight
+};
+constexpr std::size_t kGainBlock = 32;  // coordinates; what is missing has inverse_step 0, half_levels 0.5 and weight 0
+
 struct Int2Grid {
   float step = 0.0F;
   float lo = 0.0F;
@@ -30,7 +39,11 @@ struct RowKernels {
   std::size_t (*pack)(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes);
   // u = x * scale, y = u * inverse_step, code = mid_rise(y, width).code, i < n. Returns how many saturated.
   std::size_t (*quantise)(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y, std::uint8_t* code);
+  // y = x * scale * inverse_step, zh the middle of its code's interval; n % kGainBlock == 0, n <= kMaxHeadDim.
+  GainError (*gain_error)(const float* x, float scale, MidRiseRow grid, const float* weight, std::size_t n);
 };
+// Sum of x^2, n as above and in the same order.
+float sum_of_squares(const float* x, std::size_t n);
 
 // All that this processor can run, best first.
 std::span<const RowKernels> row_kernel_sets();

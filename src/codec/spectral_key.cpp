@@ -1,6 +1,7 @@
 // Keys of the `spectral` codec; the format is specified in oscar/codec/spectral.h.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "codec/digits.h"
@@ -24,12 +25,14 @@ struct Head {
   MatrixF inverse;                   // [D, D]: x^ = (zh step g) * inverse
   MatrixF query;                     // [D, D]: inner query = q * query, steps included
   std::vector<int> width;            // [D] non-increasing
-  std::vector<float> step, weight;   // [coded]; weight = step^2
-  std::vector<float> inverse_step;   // [coded]
-  std::vector<float> half_levels;    // [coded] 2^(width - 1)
+  std::vector<float> step;           // [coded]
+  std::vector<float> inverse_step;   // [padded]
+  std::vector<float> half_levels;    // [padded] 2^(width - 1)
+  std::vector<float> weight;         // [padded] step^2
   std::vector<float> inverse_sigma;  // [D]
   int norm_count = 0;
-  int coded = 0;  // coordinates of width > 0
+  int coded = 0;           // coordinates of width > 0
+  std::size_t padded = 0;  // the same up to whole blocks of kGainBlock
   DigitLayout digits;
   std::size_t offset = 0;  // of its digits in a row
   CodeForm form;
@@ -105,6 +108,10 @@ Head stored_order(const SpectralKeyHead& in, int dim) {
     head.query.col(d) = (step * in.inverse.row(from)).transpose();
     ++head.coded;
   }
+  head.padded = (size_of(head.coded) + kGainBlock - 1) / kGainBlock * kGainBlock;
+  head.inverse_step.resize(head.padded, 0.0F);
+  head.half_levels.resize(head.padded, 0.5F);
+  head.weight.resize(head.padded, 0.0F);
   head.digits = DigitLayout(head.width);
   return head;
 }
@@ -206,6 +213,30 @@ class SpectralKeyCodec final : public Codec {
     }
   }
 
+  // The gain byte of least cost; z [padded], `energy` its sum of squares.
+  [[nodiscard]] std::uint8_t choose_gain(const Head& head, const HeadBuffer& z, float energy, int centre) const {
+    int best = centre;
+    float least = std::numeric_limits<float>::infinity();
+    const auto attempt = [&](int byte) {
+      if (byte < 1 || byte > 255) return;
+      const float gain = GainCode::table().decode(static_cast<std::uint8_t>(byte));
+      const float scale = 1.0F / gain;
+      const GainError e = kernels_.gain_error(z.data(), scale, {head.inverse_step.data(), head.half_levels.data()},
+                                              head.weight.data(), head.padded);
+      const float radial = kRadialCost * e.radial * (e.radial / (energy * scale * scale));
+      const float cost = (e.error + radial) * (gain * gain);
+      if (!(cost < least)) return;
+      least = cost;
+      best = byte;
+    };
+    for (int k = kGainFirst; k <= kGainLast; k += kGainStride) attempt(centre + k);
+    const int middle = best;
+    for (int k = -kGainFine; k <= kGainFine; ++k) {
+      if (k != 0) attempt(middle + k);
+    }
+    return static_cast<std::uint8_t>(best);
+  }
+
   // Digits to `out`, the gain byte returned.
   std::uint8_t encode_head(const Head& head, const HeadBuffer& x, std::uint8_t* out, EncodeStats& stats) const {
     HeadBuffer z;
@@ -215,26 +246,25 @@ class SpectralKeyCodec final : public Codec {
       const float r = z[d] * head.inverse_sigma[d];
       squares += r * r;
     }
-    if (!std::isfinite(squares)) ++stats.saturated;  // the row decodes to its mean
+    std::fill(z.begin() + head.coded, z.begin() + static_cast<std::ptrdiff_t>(head.padded), 0.0F);
+    const float energy = sum_of_squares(z.data(), head.padded);
+    if (!(energy > 0.0F) || !std::isfinite(energy) || !std::isfinite(squares)) {  // the row decodes to its mean
+      if (energy != 0.0F) ++stats.saturated;
+      std::fill_n(out, head.digits.bytes, std::uint8_t{0});
+      return 0;
+    }
     const float norm = std::max(kSpectralMinNorm, std::sqrt(squares / static_cast<float>(std::max(1, head.norm_count))));
-    const float inverse_norm = 1.0F / norm;
+    bool clamped = false;
+    const int centre = GainCode::table().encode(norm, clamped);
+    const std::uint8_t gain = choose_gain(head, z, energy, centre);
     std::array<std::uint8_t, kMaxHeadDim> codes;
     HeadBuffer scaled;
     HeadBuffer y;
-    stats.saturated += kernels_.quantise(z.data(), inverse_norm, {head.inverse_step.data(), head.half_levels.data()},
-                                         size_of(head.coded), scaled.data(), y.data(), codes.data());
-    float energy = 0.0F;
-    float product = 0.0F;
-    for (std::size_t d = 0; d < size_of(head.coded); ++d) {
-      energy += y[d] * y[d] * head.weight[d];
-      product += y[d] * (static_cast<float>(codes[d]) - head.digits.centre[d]) * head.weight[d];
-    }
-    pack_digits(head.digits, codes.data(), out);
-    // product >= 0: a value and its code have the same sign.
-    if (!(product > 0.0F) || !std::isfinite(energy)) return 0;
-    bool clamped = false;
-    const std::uint8_t gain = GainCode::table().encode(norm * (energy / product), clamped);
+    stats.saturated +=
+        kernels_.quantise(z.data(), 1.0F / GainCode::table().decode(gain), {head.inverse_step.data(), head.half_levels.data()},
+                          size_of(head.coded), scaled.data(), y.data(), codes.data());
     stats.saturated += static_cast<std::uint64_t>(clamped);
+    pack_digits(head.digits, codes.data(), out);
     return gain;
   }
 

@@ -8,6 +8,7 @@
 #include "cuda/append_params.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/fetch_ahead.cuh"
+#include "cuda/gain_search.cuh"
 #include "cuda/quantise.cuh"
 
 namespace oscar::cuda {
@@ -32,12 +33,15 @@ struct AppendShared {
   static constexpr int kStride = D + 4;  // of a row of terms: no bank conflicts when lanes read rows side by side
   union {
     float x[2][D][kRows];           // keys, values; a coordinate of all rows together
-    float term[3][kRows][kStride];  // of a sum over coordinates
+    float term[2][kRows][kStride];  // of a sum over coordinates
   };
   // Small tiles have the matrix of the keys here, since each of their blocks reads it once; for large ones it stays in L1.
   static constexpr bool kHoldsMatrix = kRows == kSmallTile && D <= 128;
   float4 matrix[kHoldsMatrix ? D * D / 4 : 1];
-  float factor[2][kRows];  // 1 / g0 of keys, 1 / RMS of values
+  float gain[256];       // of a gain byte
+  float factor[kRows];   // 1 / RMS of values
+  int gain_byte[kRows];  // of g0 of keys, 0: not a number
+  std::uint8_t key_gain[kRows];
   std::uint8_t code[2][kRows][D];
   AppendRow row[kRows];
 };
@@ -88,8 +92,7 @@ class AppendTile {
       energy_terms(y);
     }
     __syncthreads();
-    float norm = 0;  // of the lane's row, where it has one
-    if (thread_ < 2 * kRows) norm = scale_rows();
+    if (thread_ < 2 * kRows) scale_rows();
     __syncthreads();
     if (is_key()) {
       code_keys(y);
@@ -98,7 +101,7 @@ class AppendTile {
     }
     __syncthreads();
     if (thread_ < 32) {
-      store_key_gains(norm);
+      store_key_gains();
     } else if (thread_ < 64) {
       store_value_gains();
     } else {
@@ -111,6 +114,8 @@ class AppendTile {
 
   // What is constant is on its way while rows are looked up: in a step of a model nothing of it is in the caches.
   __device__ void fetch_tables() {
+    static_assert(kAppendThreads == 256);
+    s_.gain[thread_] = __ldg(p_.encoder.gain + thread_);
     const float4* matrix = matrix_of_keys();
     if constexpr (Shared::kHoldsMatrix) {
       for (int i = thread_; i < D * D / 4; i += kAppendThreads) copy_ahead(s_.matrix + i, matrix + i);
@@ -380,51 +385,86 @@ class AppendTile {
     }
     return all;
   }
-  // One lane per row, keys then values: what the row is divided by; the norm of keys is returned.
-  __device__ float scale_rows() {
+  // One lane per row, keys then values: where the search for a gain begins, and what a row of values is divided by.
+  __device__ void scale_rows() {
     const int r = thread_ % kRows;
     const bool key = thread_ < kRows;
     const float all = sum(key ? 0 : 1, r);
     if (key) {
       const float norm = fmaxf(kLeastNorm, __fsqrt_rn(__fdiv_rn(all, __ldg(p_.encoder.norm_count + head_))));
-      s_.factor[0][r] = __fdiv_rn(1.0F, norm);
-      return norm;
+      s_.gain_byte[r] = all < INFINITY ? gain_code(norm, p_.encoder.gain_edge) : 0;
+      return;
     }
     // Nothing, or too little for binary32: NaN makes all codes and the gain 0, as the codec has it.
     const float inverse = __fsqrt_rn(__fdiv_rn(static_cast<float>(D), all));
-    s_.factor[1][r] = all > 0.0F && inverse < INFINITY ? inverse : NAN;
-    return 0;
+    s_.factor[r] = all > 0.0F && inverse < INFINITY ? inverse : NAN;
   }
 
-  __device__ void code_keys(const float (&z)[Piece::kEach][Piece::kVectors][4]) {
+  // Gains of the thread's rows and their codes; the lanes of a row decide alike.
+  __device__ void code_keys(float (&z)[Piece::kEach][Piece::kVectors][4]) {
     if (!piece_.works()) return;
+    KeyGrid grid[Piece::kVectors][4];
 #pragma unroll
     for (int v = 0; v < Piece::kVectors; ++v) {
-      float4 c[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) c[j] = coordinate(v, j);
+      for (int j = 0; j < 4; ++j) {
+        const float4 c = coordinate(v, j);
+        grid[v][j] = {c.y, c.z, c.w};
+      }
+    }
+    float energy[Piece::kEach], least[Piece::kEach];
+    int centre[Piece::kEach], best[Piece::kEach];
+#pragma unroll
+    for (int r = 0; r < Piece::kEach; ++r) {
+      float squares[Piece::kVectors][4];
+#pragma unroll
+      for (int v = 0; v < Piece::kVectors; ++v) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (!(grid[v][j].centre > 0.0F)) z[r][v][j] = 0.0F;
+          squares[v][j] = __fmul_rn(z[r][v][j], z[r][v][j]);
+        }
+      }
+      energy[r] = fold<Piece::kLanes>(squares);
+      least[r] = INFINITY;
+      best[r] = centre[r] = s_.gain_byte[piece_.first_row + r];
+    }
+    const auto attempt = [&](int distance) {
 #pragma unroll
       for (int r = 0; r < Piece::kEach; ++r) {
-        const int row = piece_.first_row + r;
-        const float factor = s_.factor[0][row];
-        float energy[4], product[4];
+        const int byte = centre[r] + distance;
+        const bool exists = byte >= 1 && byte <= 255;
+        const float cost = gain_cost<Piece::kLanes>(z[r], grid, energy[r], s_.gain[exists ? byte : 1]);
+        if (!exists || !(cost < least[r])) continue;
+        least[r] = cost;
+        best[r] = byte;
+      }
+    };
+#pragma unroll 1
+    for (int k = kGainFirst; k <= kGainLast; k += kGainStride) attempt(k);
+#pragma unroll
+    for (int r = 0; r < Piece::kEach; ++r) centre[r] = best[r];
+#pragma unroll 1
+    for (int k = -kGainFine; k <= kGainFine; ++k) {
+      if (k != 0) attempt(k);
+    }
+#pragma unroll
+    for (int r = 0; r < Piece::kEach; ++r) {
+      const int row = piece_.first_row + r;
+      // Byte 0: the norm was no number.
+      const bool coded = best[r] > 0 && energy[r] > 0.0F && energy[r] < INFINITY;
+      const float scale = __fdiv_rn(1.0F, s_.gain[best[r]]);
+#pragma unroll
+      for (int v = 0; v < Piece::kVectors; ++v) {
         std::uint32_t codes = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float centre = c[j].w;
-          const float y = __fmul_rn(__fmul_rn(z[r][v][j], factor), c[j].y);
-          const int code = grid_code(__fadd_rn(y, centre + 0.5F), 2.0F * centre + 1.0F);
-          const bool coded = centre > 0.0F;
-          codes |= (coded ? static_cast<std::uint32_t>(code) : 0U) << (8 * j);
-          energy[j] = coded ? __fmul_rn(__fmul_rn(y, y), c[j].z) : 0.0F;
-          product[j] = coded ? __fmul_rn(__fmul_rn(y, __fsub_rn(static_cast<float>(code), centre)), c[j].z) : 0.0F;
+          const auto code = static_cast<std::uint32_t>(key_code(key_y(z[r][v][j], scale, grid[v][j]), grid[v][j]));
+          codes |= (coded ? code : 0U) << (8 * j);
         }
         *reinterpret_cast<std::uint32_t*>(&s_.code[0][row][piece_.column(v)]) = codes;
-        *reinterpret_cast<float4*>(&s_.term[0][row][piece_.column(v)]) =
-            make_float4(energy[0], energy[1], energy[2], energy[3]);
-        *reinterpret_cast<float4*>(&s_.term[2][row][piece_.column(v)]) =
-            make_float4(product[0], product[1], product[2], product[3]);
       }
+      if (piece_.lane == 0) s_.key_gain[row] = coded ? static_cast<std::uint8_t>(best[r]) : std::uint8_t{0};
     }
   }
   __device__ void code_values(const float (&y)[Piece::kEach][Piece::kVectors][4]) {
@@ -435,7 +475,7 @@ class AppendTile {
 #pragma unroll
       for (int r = 0; r < Piece::kEach; ++r) {
         const int row = piece_.first_row + r;
-        const float factor = s_.factor[1][row];
+        const float factor = s_.factor[row];
         float product[4];
         std::uint32_t codes = 0;
 #pragma unroll
@@ -459,16 +499,10 @@ class AppendTile {
     return row.page + paged::key_bytes(p_.layer.slots[head_]) + paged::value_bytes(D) +
            paged::gain_byte(row.position % kPageTokens);
   }
-  __device__ void store_key_gains(float norm) {
-    float all = 0;
-    if (thread_ < 2 * kRows) all = sum(thread_ < kRows ? 0 : 2, thread_ % kRows);
-    const float product = __shfl_sync(~0U, all, (thread_ + kRows) % 32);
+  __device__ void store_key_gains() {
     if (thread_ >= kRows) return;
     const AppendRow& row = s_.row[thread_];
-    if (row.source < 0 || row.page == nullptr) return;
-    std::uint8_t gain = 0;
-    if (product > 0.0F && all < INFINITY) gain = gain_code(__fmul_rn(norm, __fdiv_rn(all, product)), p_.encoder.gain_edge);
-    *gains(row) = gain;
+    if (row.source >= 0 && row.page != nullptr) *gains(row) = s_.key_gain[thread_];
   }
   __device__ void store_value_gains() {
     const int r = thread_ - 32;
@@ -476,7 +510,7 @@ class AppendTile {
     const AppendRow& row = s_.row[r];
     if (row.source < 0 || row.page == nullptr) return;
     const float product = sum(1, r);
-    const float gain = __fdiv_rn(static_cast<float>(D), __fmul_rn(s_.factor[1][r], product));
+    const float gain = __fdiv_rn(static_cast<float>(D), __fmul_rn(s_.factor[r], product));
     gains(row)[kPageTokens] = gain_code(__fdiv_rn(gain, __ldg(p_.encoder.value_scale + head_)), p_.encoder.gain_edge);
   }
 

@@ -1,5 +1,6 @@
 // Tables of a layer's encoder, from the core's form to the device's.
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/append_params.h"
 #include "cuda/runtime.h"
@@ -11,7 +12,7 @@ static_assert(kLeastNorm == kSpectralMinNorm);
 
 struct EncoderTables::Impl {
   EncoderView view;
-  DeviceArray<float> transform, norm_count, value_factor, value_scale;
+  DeviceArray<float> transform, norm_count, value_factor, value_scale, gain;
   DeviceArray<float4> coordinate;
   DeviceArray<float2> constant_mean, mean;
   DeviceArray<double> theta;
@@ -43,6 +44,9 @@ EncoderTables::EncoderTables(const paged::EncodeTables& t) : impl_(std::make_uni
   m.mean = DeviceArray<float2>(mean);
   m.value_factor = DeviceArray<float>(std::vector<float>(t.value_factor.data(), t.value_factor.data() + t.value_factor.size()));
   m.value_scale = DeviceArray<float>(t.value_scale);
+  std::vector<float> gain(256, 0.0F);
+  for (std::size_t n = 1; n < gain.size(); ++n) gain[n] = std::ldexp(t.gain_mantissa[n % 16], static_cast<int>(n / 16) - 8);
+  m.gain = DeviceArray<float>(gain);
   EncoderView& v = m.view;
   v.n_pairs = static_cast<int>(t.theta.size());
   v.magnitude = t.magnitude;
@@ -55,6 +59,7 @@ EncoderTables::EncoderTables(const paged::EncodeTables& t) : impl_(std::make_uni
   v.mean = m.mean.data();
   v.value_factor = m.value_factor.data();
   v.value_scale = m.value_scale.data();
+  v.gain = m.gain.data();
   v.value_inverse_step = t.value_inverse_step;
   std::copy(t.value_level.begin(), t.value_level.end(), v.value_level);
   std::copy(t.gain_edge.begin(), t.gain_edge.end(), v.gain_edge);

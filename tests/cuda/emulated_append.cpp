@@ -20,7 +20,8 @@ constexpr int kWarp = 32;
 // Those who wait for each other.
 struct Meeting {
   int size = 0, arrived = 0, number = 0;
-  std::array<std::uint32_t, kWarp> said{};  // by the lanes of a warp
+  // By the lanes of a warp, in turns: nobody speaks twice again before all have heard what was said once before.
+  std::array<std::array<std::uint32_t, kWarp>, 2> said{};
 };
 
 class Block {
@@ -60,9 +61,8 @@ class Block {
   // What all lanes of the warp say.
   std::array<std::uint32_t, kWarp> exchange(std::uint32_t word) {
     Meeting& warp = warps_[thread_ / kWarp];
-    warp.said[lane()] = word;
-    meet(warp);
-    const auto said = warp.said;
+    auto& said = warp.said[static_cast<std::size_t>(warp.number % 2)];
+    said[lane()] = word;
     meet(warp);
     return said;
   }
@@ -117,6 +117,9 @@ static unsigned __ballot_sync(unsigned, bool vote) {
 static bool __any_sync(unsigned lanes, bool vote) { return __ballot_sync(lanes, vote) != 0; }
 static float __shfl_sync(unsigned, float x, int from) {
   return std::bit_cast<float>(Block::running().exchange(std::bit_cast<std::uint32_t>(x))[static_cast<std::size_t>(from)]);
+}
+static float __shfl_xor_sync(unsigned lanes, float x, int distance) {
+  return __shfl_sync(lanes, x, static_cast<int>(Block::running().lane()) ^ distance);
 }
 template <class T>
 static T __ldg(const T* from) {

@@ -2,6 +2,9 @@
 #include "oscar/paged/encode_tables.h"
 
 #include <bit>
+#include <cmath>
+#include <limits>
+#include <set>
 
 #include "oscar/paged/spectral_pages.h"
 #include "spectral_layer.h"
@@ -22,6 +25,38 @@ int gain_byte_of(float g, const EncodeTables& t) {
   const float mantissa = std::frexp(g, &exponent);
   const auto reached = std::count_if(t.gain_edge.begin(), t.gain_edge.end(), [&](float e) { return mantissa >= e; });
   return std::clamp(128 + 16 * (exponent - 1) + static_cast<int>(reached), 1, 255);
+}
+
+float gain_of(int byte, const EncodeTables& t) { return std::ldexp(t.gain_mantissa[size_of(byte % 16)], byte / 16 - 8); }
+
+int width_of(const KeyCoordinate& c) { return static_cast<int>(std::bit_width(static_cast<unsigned>(2.0F * c.centre))); }
+
+// Four neighbours as (a + b) + (c + d), then the upper half of the quads on the lower half; missing quads are 0.
+float ordered_sum(const std::vector<float>& terms) {
+  std::vector<float> quads(std::bit_ceil(terms.size() / 4), 0.0F);
+  for (std::size_t i = 0; i < terms.size(); i += 4) {
+    quads[i / 4] = (terms[i] + terms[i + 1]) + (terms[i + 2] + terms[i + 3]);
+  }
+  for (std::size_t half = quads.size() / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) quads[i] += quads[i + half];
+  }
+  return quads[0];
+}
+
+float cost_of(const std::vector<KeyCoordinate>& coordinate, const std::vector<float>& z, float energy, float gain) {
+  const float factor = 1.0F / gain;
+  std::vector<float> error(z.size(), 0.0F);
+  std::vector<float> radial(z.size(), 0.0F);
+  for (std::size_t j = 0; j < z.size(); ++j) {
+    const KeyCoordinate& c = coordinate[j];
+    if (c.centre == 0.0F) continue;
+    const float y = z[j] * factor * c.inverse_step;
+    const float off = static_cast<float>(mid_rise(y, width_of(c)).code) - c.centre - y;
+    error[j] = off * off * c.weight;
+    radial[j] = y * off * c.weight;
+  }
+  const float r = ordered_sum(radial);
+  return (ordered_sum(error) + 4.0F * r * (r / (energy * factor * factor))) * (gain * gain);
 }
 
 Coded code_key(const EncodeTables& t, int head, std::vector<float> x, int position) {
@@ -47,20 +82,31 @@ Coded code_key(const EncodeTables& t, int head, std::vector<float> x, int positi
     squares += ratio * ratio;
   }
   const float norm = std::max(kSpectralMinNorm, std::sqrt(squares / static_cast<float>(t.norm_count[size_of(head)])));
-  const float factor = 1.0F / norm;
   Coded coded{std::vector<int>(size_of(dim), 0)};
-  float energy = 0.0F;
-  float product = 0.0F;
-  for (int j = 0; j < dim; ++j) {
-    const KeyCoordinate& c = t.coordinate[size_of(head)][size_of(j)];
-    if (c.centre == 0.0F) continue;
-    const float y = z[size_of(j)] * factor * c.inverse_step;
-    const int code = mid_rise(y, static_cast<int>(std::bit_width(static_cast<unsigned>(2.0F * c.centre)))).code;
-    coded.code[size_of(j)] = code;
-    energy += y * y * c.weight;
-    product += y * (static_cast<float>(code) - c.centre) * c.weight;
+  std::vector<float> terms(size_of(dim), 0.0F);
+  for (std::size_t j = 0; j < terms.size(); ++j) {
+    if (t.coordinate[size_of(head)][j].centre > 0.0F) terms[j] = z[j] * z[j];
   }
-  coded.gain = product > 0.0F && std::isfinite(energy) ? gain_byte_of(norm * (energy / product), t) : 0;
+  const float energy = ordered_sum(terms);
+  if (!(energy > 0.0F) || !std::isfinite(energy) || !std::isfinite(squares)) return coded;
+  const int first = gain_byte_of(norm, t);
+  coded.gain = first;
+  float least = std::numeric_limits<float>::infinity();
+  const auto look_at = [&](int byte) {
+    if (byte < 1 || byte > 255) return;
+    const float cost = cost_of(t.coordinate[size_of(head)], z, energy, gain_of(byte, t));
+    if (!(cost < least)) return;
+    least = cost;
+    coded.gain = byte;
+  };
+  for (int k = -16; k <= 12; k += 4) look_at(first + k);
+  const int middle = coded.gain;
+  for (const int k : {-2, -1, 1, 2}) look_at(middle + k);
+  const float factor = 1.0F / gain_of(coded.gain, t);
+  for (std::size_t j = 0; j < z.size(); ++j) {
+    const KeyCoordinate& c = t.coordinate[size_of(head)][j];
+    coded.code[j] = mid_rise(z[j] * factor * c.inverse_step, width_of(c)).code;
+  }
   return coded;
 }
 
@@ -100,11 +146,19 @@ TEST(EncodeTables, CodeTheBytesOfTheCodec) {
     const auto values = make_spectral_value_codec(layer.values);
     std::mt19937 rng(3);
     std::normal_distribution<float> normal;
-    for (const int position : {0, 1, 77, 30000, 131071}) {
+    std::set<int> gains;
+    struct Case {
+      int position;
+      float size;  // from nothing over all that gains reach to where costs are mere rounding
+    };
+    const Case cases[] = {{0, 1.0F},  {1, 0.0F},  {77, 1e-6F}, {30000, 1.0F}, {131071, 1.0F}, {4, 5e-3F},
+                          {5, 0.03F}, {6, 10.0F}, {7, 100.0F}, {8, 400.0F},   {9, 3e3F},      {10, 3e10F}};
+    for (const auto& [position, size] : cases) {
       std::vector<float> row(size_of(heads * dim));
-      const float size = position == 77 ? 1e-6F : 1.0F;
       for (float& x : row) x = size * normal(rng);
-      if (position == 1) std::fill_n(row.begin(), dim, 0.0F);
+      if (dim == 256) {  // about its mean
+        for (std::size_t i = 0; i < row.size(); ++i) row[i] += layer.keys.mean.data()[i];
+      }
       const std::vector<std::uint8_t> k = test::encode(*keys, row, position);
       const std::vector<std::uint8_t> v = test::encode(*values, row, position);
       std::size_t at = 0;
@@ -116,7 +170,8 @@ TEST(EncodeTables, CodeTheBytesOfTheCodec) {
           const int digit = (k[at / 4] >> (2 * (at % 4))) & 3;
           ASSERT_EQ((key.code[source[s] % 4096U] >> (2 * (source[s] / 4096U))) & 3, digit) << dim << " " << position;
         }
-        EXPECT_EQ(key.gain, k[k.size() - size_of(heads - h)]);
+        EXPECT_EQ(key.gain, k[k.size() - size_of(heads - h)]) << dim << " " << position;
+        gains.insert(key.gain);
         const Coded value = code_value(tables, h, x);
         for (int d = 0; d < dim; ++d) {
           const std::size_t digit = size_of(h * dim + d);
@@ -125,6 +180,21 @@ TEST(EncodeTables, CodeTheBytesOfTheCodec) {
         EXPECT_EQ(value.gain, v[v.size() - size_of(heads - h)]);
       }
     }
+    EXPECT_EQ(gains.count(0), dim == 256 ? 1U : 0U) << dim;
+    EXPECT_EQ(gains.count(1), dim == 256 ? 1U : 0U) << dim;
+    EXPECT_EQ(gains.count(255), 1U) << dim;
+    EXPECT_GE(gains.size(), 12U) << dim;
+  }
+}
+
+TEST(EncodeTables, GainsAreThoseOfTheBytes) {
+  const test::SpectralLayer layer = test::spectral_layer(1, 64, 5);
+  const EncodeTables tables = encode_tables(layer.keys, layer.values);
+  const auto keys = make_spectral_key_codec(layer.keys);
+  const auto& decoded = keys->code_form(0)->gain;
+  for (int n = 1; n < 256; ++n) {
+    EXPECT_EQ(gain_of(n, tables), static_cast<float>(std::exp2((n - 128) / 16.0))) << n;
+    EXPECT_EQ(gain_of(n, tables), decoded[size_of(n)]) << n;
   }
 }
 

@@ -419,9 +419,11 @@ int run_bench(BenchOptions options, Plan plan) {
     print(fmt::format("{}\n\n{}", bench_head(result["machine"]), table.markdown()));
   }
   if (const Json& left_out = result["left_out"]; !left_out.empty()) {
-    fail("{} of {} cases were too noisy and are left out (named above and under left_out in the JSON): wait until the machine is "
-         "quiet, or use --allow-noisy to print them with a mark",
-         left_out.size(), left_out.size() + result["rows"].size());
+    fail(
+        "{} of {} cases were too noisy and are left out (named above and under left_out in the JSON): wait until the machine "
+        "is "
+        "quiet, or use --allow-noisy to print them with a mark",
+        left_out.size(), left_out.size() + result["rows"].size());
   }
   return kOk;
 }
@@ -463,7 +465,8 @@ void add_bench(CommandLine& line) {
       "A run measures every cache once, in turn; ratios are formed inside runs (above 1: ours is faster) and given as median, "
       "minimum and maximum. Runs during which other programs used more than --max-load processors (/proc/stat) are taken "
       "again. "
-      "When too few stay undisturbed, or the ratios to f16 spread over more than --max-spread of their median, the case is left "
+      "When too few stay undisturbed, or the ratios to f16 spread over more than --max-spread of their median, the case is "
+      "left "
       "out and the command ends with an error after the figures of the others, unless --allow-noisy is given, which marks "
       "disturbed figures instead. Quantised stock caches, which are slow, take part in --stock-runs runs only.");
   command.flag("--kernel", options->kernel, "single operations, also when there is a model");

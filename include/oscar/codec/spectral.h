@@ -3,9 +3,12 @@
 // KEYS. Encode of one KV head's row x [D] at position p, with the head's static matrices and tables:
 //   z   = (x - mean(p)) T            mean(p) = mu + RoPE_p(mu0)     T [D, D] whitens the attention-weighted covariance and
 //                                                                 orders coordinates by it: see artifact/fit_spectral.h
-//   g0  = max(1e-3, sqrt(mean over the norm coordinates of (z_d / sigma_d)^2))
-//   y_d = z_d / g0 / step_d;  c_d = clamp(floor(y_d + 2^(b_d - 1)), 0, 2^b_d - 1);  zh_d = c_d - (2^b_d - 1) / 2
-//   g   = g0 * sum y_d^2 step_d^2 / sum y_d zh_d step_d^2  over coordinates with b_d > 0      (unbiased: E[zh g] = z)
+//   g0  = max(1e-3, sqrt(mean over the norm coordinates of (z_d / sigma_d)^2)), n0 = the byte of the gain nearest to it
+//   For a gain g:  y_d = z_d / g / step_d;  c_d = clamp(floor(y_d + 2^(b_d - 1)), 0, 2^b_d - 1);  zh_d = c_d - (2^b_d - 1) / 2;
+//   e_d = g step_d (zh_d - y_d), the error of the decoded coordinate;  cost(g) = |e|^2 + 4 <z, e>^2 / |z|^2, both over the
+//   coordinates with b_d > 0: the query sees |e|^2, and what all of a row is too long or too short by does not average out.
+//   The gain byte is the one of least cost among n0 - 16, n0 - 12, ..., n0 + 12 and then among the two below and above that
+//   one; of equal costs the one looked at first. A row without energy has gain 0 and digits 0.
 // b_d in {0, 2, 4, 6, 8} is the coordinate's static width. Decode: z^_d = g step_d zh_d, x^ = z^ T^-1 + mean(p).
 // Coordinates are stored by descending width; those of equal width keep T's order.
 //
@@ -17,7 +20,8 @@
 // step and distortion of the uniform quantiser of a unit Gaussian. Decode: x^ = g zh S^T.
 //
 // GAINS are one byte: 0 = the row is its mean (0 for V); n > 0: g = scale * 2^((n - 128) / 16), scale 1 for K and static per
-// head for V. A gain is rounded to the nearest in the logarithm; outside the range it is clamped (counted as saturated).
+// head for V. A gain (g0 of K) is rounded to the nearest in the logarithm; outside the range it is clamped (counted as
+// saturated).
 //
 // Bytes of a K row: per head ascending its digits, then n_head_kv gain bytes. A coordinate of b bits is b / 2 base-4 digits,
 // least significant first. A head's digits are stored by level: the first digits of its coordinates of b >= 2, then the second

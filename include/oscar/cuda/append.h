@@ -34,6 +34,7 @@ struct EncoderView {
   const float2* mean = nullptr;           // [n_head_kv, n_pairs] first, second
   const float* value_factor = nullptr;    // [n_head_kv, D]
   const float* value_scale = nullptr;     // [n_head_kv]
+  const float* gain = nullptr;            // [256] of a gain byte
   float value_inverse_step = 0;
   float value_level[4] = {};
   float gain_edge[16] = {};

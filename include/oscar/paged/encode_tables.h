@@ -1,16 +1,23 @@
 // What coding rows with one layer's `spectral` codecs needs, as plain tables. Whoever follows them operation by operation
-// (binary32, each operation rounded by itself, no fused multiply-add, sums in ascending order) writes the bytes of the CPU
-// codec:
+// (binary32, each operation rounded by itself, no fused multiply-add, products and quotients from the left, sums in ascending
+// order unless said otherwise) writes the bytes of the CPU codec:
 //
 //   keys    x -= offset, x -= rest;  per pair (c, s) = binary32(magnitude cos, sin(position theta)), computed in binary64:
 //           x_first -= m1 c - m2 s,  x_second -= m1 s + m2 c
 //           z_j = sum_d x_d transform[d][j];  g0 = max(kSpectralMinNorm, sqrt(sum_j (z_j inverse_sigma_j)^2 / norm_count))
-//           y_j = z_j (1 / g0) inverse_step_j;  code = mid_rise(y_j, width_j);  zh = code - centre_j
-//           g = g0 (sum y y weight / sum y zh weight);  sums over the coordinates of width > 0
+//           energy = sum z z over the coordinates of width > 0;  unless it is above 0 and, like the sum under g0, finite:
+//           gain and codes 0
+//           n0 = byte of g0;  the byte: of those that the search of oscar/codec/spectral.h looks at, 1 .. 255, the first of
+//           least cost;  n0 if no cost is finite
+//             g = its gain;  s = 1 / g;  y_j = z_j s inverse_step_j;  code = mid_rise(y_j, width_j);  zh = code - centre_j
+//             error = sum (zh - y) (zh - y) weight;  radial = sum y (zh - y) weight
+//             cost = (error + 4 radial (radial / (energy s s))) (g g)
+//           the order of the sums energy, error and radial: GainError in src/codec/row_kernels.h
 //   values  y_j = sum_d +- (x_d factor_d), - where d and j share an odd number of bits
 //           r = sqrt(D / sum y y);  u = y r;  code = mid_rise(u value_inverse_step, 2)
 //           g = D / (r sum u value_level[code]) / scale
-//   gain    byte of g as in codec/gain.h: 128 + 16 (exponent - 1) + the number of gain_edge that the mantissa reaches
+//   gain    byte of g as in codec/gain.h: 128 + 16 (exponent - 1) + the number of gain_edge that the mantissa reaches, at least
+//           1 and at most 255;  gain of byte n: gain_mantissa[n % 16] 2^(n / 16 - 8)
 #pragma once
 
 #include <array>
@@ -47,6 +54,7 @@ struct EncodeTables {
   float value_inverse_step = 0;
   std::array<float, 4> value_level{};
   std::array<float, 16> gain_edge{};
+  std::array<float, 16> gain_mantissa{};  // byte n stands for gain_mantissa[n % 16] * 2^(n / 16 - 8)
 };
 
 // Throws Error where spectral_tables() would.
