@@ -474,7 +474,9 @@ void add_bench(CommandLine& line) {
   command.option("--oscar", options->artifact, "FILE", "calibration artifact; default: as exec finds it", "OSCAR_ARTIFACT");
   command.option("--llama-bench", options->llama_bench, "PROGRAM",
                  "default: the one beside the libraries this command was linked with, else from PATH");
-  command.flag("--list", options->list, "print usable instruction sets (OSCAR_CPU forces one) and the cases, and end");
+  command.flag(
+      "--list", options->list,
+      "print usable instruction sets (OSCAR_CPU forces one; OSCAR_ARITHMETIC=float decodes every code) and the cases, and end");
   command.flag("--quick", options->quick, "fewer depths and runs: minutes");
   command.option("-d,--depth", options->depths, "N[,...]",
                  "tokens in the cache before; default: 2048,8192,32768 (--quick: 2048,8192), models 0,2048,8192 (0,2048)");
