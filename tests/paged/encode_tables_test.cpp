@@ -151,13 +151,18 @@ TEST(EncodeTables, CodeTheBytesOfTheCodec) {
       int position;
       float size;  // from nothing over all that gains reach to where costs are mere rounding
     };
-    const Case cases[] = {{0, 1.0F},  {1, 0.0F},  {77, 1e-6F}, {30000, 1.0F}, {131071, 1.0F}, {4, 5e-3F},
-                          {5, 0.03F}, {6, 10.0F}, {7, 100.0F}, {8, 400.0F},   {9, 3e3F},      {10, 3e10F}};
+    const Case cases[] = {{0, 1.0F},  {1, 0.0F},  {3, 1.0F},   {77, 1e-6F}, {30000, 1.0F}, {131071, 1.0F}, {4, 5e-3F},
+                          {5, 0.03F}, {6, 10.0F}, {7, 100.0F}, {8, 400.0F}, {9, 3e3F},     {10, 3e10F}};
     for (const auto& [position, size] : cases) {
       std::vector<float> row(size_of(heads * dim));
       for (float& x : row) x = size * normal(rng);
       if (dim == 256) {  // about its mean
         for (std::size_t i = 0; i < row.size(); ++i) row[i] += layer.keys.mean.data()[i];
+      }
+      for (int h = 0; position == 3 && h < heads; ++h) {  // a large coordinate with few codes: the search ends at its last gain
+        const SpectralKeyHead& head = layer.keys.heads[size_of(h)];
+        const auto narrow = std::find(head.width.begin(), head.width.end(), 2) - head.width.begin();
+        for (int d = 0; d < dim; ++d) row[size_of(h * dim + d)] += 30.0F * head.inverse(narrow, d);
       }
       const std::vector<std::uint8_t> k = test::encode(*keys, row, position);
       const std::vector<std::uint8_t> v = test::encode(*values, row, position);
