@@ -8,7 +8,8 @@
 //   e_d = g step_d (zh_d - y_d), the error of the decoded coordinate;  cost(g) = |e|^2 + 4 <z, e>^2 / |z|^2, both over the
 //   coordinates with b_d > 0: the query sees |e|^2, and what all of a row is too long or too short by does not average out.
 //   The gain byte is the one of least cost among n0 - 16, n0 - 12, ..., n0 + 12 and then among the two below and above that
-//   one; of equal costs the one looked at first. A row without energy has gain 0 and digits 0.
+//   one; of equal costs the one looked at first, and n0 where no cost is finite. A row without energy has gain 0 and digits 0;
+//   so has one whose |z|^2 or g0 is not finite (counted as saturated).
 // b_d in {0, 2, 4, 6, 8} is the coordinate's static width. Decode: z^_d = g step_d zh_d, x^ = z^ T^-1 + mean(p).
 // Coordinates are stored by descending width; those of equal width keep T's order.
 //
