@@ -119,7 +119,7 @@ bool repeated(int signal, const siginfo_t* info) {
   const LastSignal next{signal, info != nullptr ? info->si_pid : 0, now.tv_sec * 1000 + now.tv_nsec / 1000000};
   const bool same = next.signal == last_signal.signal && next.sender == last_signal.sender && next.sender != 0 &&
                     next.when_ms - last_signal.when_ms < kSameSignalMs;
-  last_signal = next;
+  if (!same) last_signal = next;
   return same;
 }
 
