@@ -58,33 +58,38 @@ template <std::size_t kWidth>
   return outside;
 }
 
-[[gnu::always_inline]] inline std::size_t quantise(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u,
-                                                   float* y, std::uint8_t* code) {
+// mid_rise(): the code of t = y + levels / 2.
+[[gnu::always_inline]] inline std::int32_t grid_code(float t, float levels) {
+  const float at_least = (t > 0.0F) ? t : 0.0F;  // NaN: 0
+  const float top = levels - 1.0F;
+  return static_cast<std::int32_t>((at_least < top) ? at_least : top);  // not negative: truncation is floor
+}
+
+[[gnu::always_inline]] inline std::size_t quantise(const float* x, float scale, MidRiseRow grid, std::size_t n,
+                                                   std::uint8_t* code) {
   std::int32_t saturated = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    u[i] = x[i] * scale;
-    y[i] = u[i] * grid.inverse_step[i];
     const float levels = 2.0F * grid.half_levels[i];
-    const float t = y[i] + grid.half_levels[i];
+    const float t = x[i] * scale * grid.inverse_step[i] + grid.half_levels[i];
     saturated += static_cast<std::int32_t>(!(t >= 0.0F)) + static_cast<std::int32_t>(t >= levels);
-    const float at_least = (t > 0.0F) ? t : 0.0F;  // NaN: 0
-    const float clamped = (at_least < levels - 1.0F) ? at_least : levels - 1.0F;
-    code[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(clamped));  // not negative: truncation is floor
+    code[i] = static_cast<std::uint8_t>(grid_code(t, levels));
   }
   return static_cast<std::size_t>(saturated);
 }
 
-// The fixed order of GainError: quads [n] to their sum, n a power of two.
+// The fixed order of GainError: the first n of quads to their sum. There must be room for a power of two of them.
 [[gnu::always_inline]] inline float fold(float* quads, std::size_t n) {
-  for (; n > 1; n /= 2) {
-    for (std::size_t i = 0; i < n / 2; ++i) quads[i] += quads[i + n / 2];
+  std::size_t width = std::bit_ceil(n);
+  std::fill(quads + n, quads + width, 0.0F);
+  for (; width > 1; width /= 2) {
+    for (std::size_t i = 0; i < width / 2; ++i) quads[i] += quads[i + width / 2];
   }
   return quads[0];
 }
 
 GainError gain_error_baseline(const float* x, float scale, MidRiseRow grid, const float* weight, std::size_t n) {
-  float error[kMaxHeadDim / 4] = {};
-  float radial[kMaxHeadDim / 4] = {};
+  float error[kMaxHeadDim / 4];
+  float radial[kMaxHeadDim / 4];
   for (std::size_t begin = 0; begin < n; begin += 4) {
     float e[4];
     float r[4];
@@ -92,28 +97,22 @@ GainError gain_error_baseline(const float* x, float scale, MidRiseRow grid, cons
       const std::size_t i = begin + j;
       const float half = grid.half_levels[i];
       const float y = x[i] * scale * grid.inverse_step[i];
-      const float t = y + half;
-      const float at_least = (t > 0.0F) ? t : 0.0F;
-      const float top = 2.0F * half - 1.0F;
-      const float clamped = (at_least < top) ? at_least : top;
-      const float off = static_cast<float>(static_cast<std::int32_t>(clamped)) - (half - 0.5F) - y;
+      const float off = static_cast<float>(grid_code(y + half, 2.0F * half)) - (half - 0.5F) - y;
       e[j] = off * off * weight[i];
       r[j] = y * off * weight[i];
     }
     error[begin / 4] = (e[0] + e[1]) + (e[2] + e[3]);
     radial[begin / 4] = (r[0] + r[1]) + (r[2] + r[3]);
   }
-  const std::size_t quads = std::bit_ceil(n / 4);
-  return {fold(error, quads), fold(radial, quads)};
+  return {fold(error, n / 4), fold(radial, n / 4)};
 }
 
 void multiply_baseline(const float* x, const float* m, int dim, float* y) { multiply<32>(x, m, dim, y); }
 
 std::size_t pack_baseline(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes) { return pack(y, n, grid, codes); }
 
-std::size_t quantise_baseline(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y,
-                              std::uint8_t* code) {
-  return quantise(x, scale, grid, n, u, y, code);
+std::size_t quantise_baseline(const float* x, float scale, MidRiseRow grid, std::size_t n, std::uint8_t* code) {
+  return quantise(x, scale, grid, n, code);
 }
 
 void unpack_baseline(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y) {
@@ -136,9 +135,8 @@ OSCAR_TARGET_AVX2 std::size_t pack_avx2(const float* y, std::size_t n, Int2Grid 
   return pack(y, n, grid, codes);
 }
 
-OSCAR_TARGET_AVX2 std::size_t quantise_avx2(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y,
-                                            std::uint8_t* code) {
-  return quantise(x, scale, grid, n, u, y, code);
+OSCAR_TARGET_AVX2 std::size_t quantise_avx2(const float* x, float scale, MidRiseRow grid, std::size_t n, std::uint8_t* code) {
+  return quantise(x, scale, grid, n, code);
 }
 
 // The terms of 32 coordinates to eight quads: 0, 2, 4, 6 in the lower lane, 1, 3, 5, 7 in the upper.
@@ -208,10 +206,10 @@ OSCAR_TARGET_AVX2 void unpack_avx2(const std::uint8_t* codes, std::size_t n_byte
 }  // namespace
 
 float sum_of_squares(const float* x, std::size_t n) {
-  float quads[kMaxHeadDim / 4] = {};
+  float quads[kMaxHeadDim / 4];
   for (std::size_t i = 0; i < n; i += 4)
     quads[i / 4] = (x[i] * x[i] + x[i + 1] * x[i + 1]) + (x[i + 2] * x[i + 2] + x[i + 3] * x[i + 3]);
-  return fold(quads, std::bit_ceil(n / 4));
+  return fold(quads, n / 4);
 }
 
 std::span<const RowKernels> row_kernel_sets() {

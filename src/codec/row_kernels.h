@@ -37,8 +37,8 @@ struct RowKernels {
   void (*unpack)(const std::uint8_t* codes, std::size_t n_bytes, Int2Grid grid, float* y);
   // codes [n / 4] of y [n], n % 4 == 0, step > 0. Returns how many values lie more than half a step outside the grid.
   std::size_t (*pack)(const float* y, std::size_t n, Int2Grid grid, std::uint8_t* codes);
-  // u = x * scale, y = u * inverse_step, code = mid_rise(y, width).code, i < n. Returns how many saturated.
-  std::size_t (*quantise)(const float* x, float scale, MidRiseRow grid, std::size_t n, float* u, float* y, std::uint8_t* code);
+  // code = mid_rise(x * scale * inverse_step, width).code, i < n. Returns how many saturated.
+  std::size_t (*quantise)(const float* x, float scale, MidRiseRow grid, std::size_t n, std::uint8_t* code);
   // y = x * scale * inverse_step, zh the middle of its code's interval; n % kGainBlock == 0, n <= kMaxHeadDim.
   GainError (*gain_error)(const float* x, float scale, MidRiseRow grid, const float* weight, std::size_t n);
 };

@@ -258,11 +258,9 @@ class SpectralKeyCodec final : public Codec {
     const int centre = GainCode::table().encode(norm, clamped);
     const std::uint8_t gain = choose_gain(head, z, energy, centre);
     std::array<std::uint8_t, kMaxHeadDim> codes;
-    HeadBuffer scaled;
-    HeadBuffer y;
     stats.saturated +=
         kernels_.quantise(z.data(), 1.0F / GainCode::table().decode(gain), {head.inverse_step.data(), head.half_levels.data()},
-                          size_of(head.coded), scaled.data(), y.data(), codes.data());
+                          size_of(head.coded), codes.data());
     stats.saturated += static_cast<std::uint64_t>(clamped);
     pack_digits(head.digits, codes.data(), out);
     return gain;

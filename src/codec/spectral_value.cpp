@@ -233,13 +233,11 @@ class SpectralValueCodec final : public Codec {
     for (std::size_t d = 0; d < size_of(head_dim_); ++d) energy += y[d] * y[d];
     const float inverse_rms = std::sqrt(static_cast<float>(head_dim_) / energy);
     if (!(energy > 0.0F) || !std::isfinite(inverse_rms)) return 0;  // nothing, or too little for binary32
-    HeadBuffer u;
-    HeadBuffer steps;
     std::array<std::uint8_t, kMaxHeadDim> codes;
-    stats.saturated += kernels_.quantise(y.data(), inverse_rms, {inverse_step_.data(), half_levels_.data()}, size_of(head_dim_),
-                                         u.data(), steps.data(), codes.data());
+    stats.saturated +=
+        kernels_.quantise(y.data(), inverse_rms, {inverse_step_.data(), half_levels_.data()}, size_of(head_dim_), codes.data());
     float product = 0.0F;
-    for (int d = 0; d < head_dim_; ++d) product += u[size_of(d)] * run_of(d).level[size_of(codes[size_of(d)])];
+    for (int d = 0; d < head_dim_; ++d) product += y[size_of(d)] * inverse_rms * run_of(d).level[size_of(codes[size_of(d)])];
     pack(codes, out);
     // product > 0: a value and its code have the same sign. g = |y|^2 / <y, zh> = |y| sqrt(D) / <u, zh>.
     const float gain = static_cast<float>(head_dim_) / (inverse_rms * product);

@@ -1,6 +1,5 @@
 // Tables of a layer's encoder, from the core's form to the device's.
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/append_params.h"
 #include "cuda/runtime.h"
@@ -44,9 +43,7 @@ EncoderTables::EncoderTables(const paged::EncodeTables& t) : impl_(std::make_uni
   m.mean = DeviceArray<float2>(mean);
   m.value_factor = DeviceArray<float>(std::vector<float>(t.value_factor.data(), t.value_factor.data() + t.value_factor.size()));
   m.value_scale = DeviceArray<float>(t.value_scale);
-  std::vector<float> gain(256, 0.0F);
-  for (std::size_t n = 1; n < gain.size(); ++n) gain[n] = std::ldexp(t.gain_mantissa[n % 16], static_cast<int>(n / 16) - 8);
-  m.gain = DeviceArray<float>(gain);
+  m.gain = DeviceArray<float>(std::vector<float>(t.gain.begin(), t.gain.end()));
   EncoderView& v = m.view;
   v.n_pairs = static_cast<int>(t.theta.size());
   v.magnitude = t.magnitude;

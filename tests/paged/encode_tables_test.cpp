@@ -27,8 +27,6 @@ int gain_byte_of(float g, const EncodeTables& t) {
   return std::clamp(128 + 16 * (exponent - 1) + static_cast<int>(reached), 1, 255);
 }
 
-float gain_of(int byte, const EncodeTables& t) { return std::ldexp(t.gain_mantissa[size_of(byte % 16)], byte / 16 - 8); }
-
 int width_of(const KeyCoordinate& c) { return static_cast<int>(std::bit_width(static_cast<unsigned>(2.0F * c.centre))); }
 
 // Four neighbours as (a + b) + (c + d), then the upper half of the quads on the lower half; missing quads are 0.
@@ -94,7 +92,7 @@ Coded code_key(const EncodeTables& t, int head, std::vector<float> x, int positi
   float least = std::numeric_limits<float>::infinity();
   const auto look_at = [&](int byte) {
     if (byte < 1 || byte > 255) return;
-    const float cost = cost_of(t.coordinate[size_of(head)], z, energy, gain_of(byte, t));
+    const float cost = cost_of(t.coordinate[size_of(head)], z, energy, t.gain[size_of(byte)]);
     if (!(cost < least)) return;
     least = cost;
     coded.gain = byte;
@@ -102,7 +100,7 @@ Coded code_key(const EncodeTables& t, int head, std::vector<float> x, int positi
   for (int k = -16; k <= 12; k += 4) look_at(first + k);
   const int middle = coded.gain;
   for (const int k : {-2, -1, 1, 2}) look_at(middle + k);
-  const float factor = 1.0F / gain_of(coded.gain, t);
+  const float factor = 1.0F / t.gain[size_of(coded.gain)];
   for (std::size_t j = 0; j < z.size(); ++j) {
     const KeyCoordinate& c = t.coordinate[size_of(head)][j];
     coded.code[j] = mid_rise(z[j] * factor * c.inverse_step, width_of(c)).code;
@@ -198,8 +196,8 @@ TEST(EncodeTables, GainsAreThoseOfTheBytes) {
   const auto keys = make_spectral_key_codec(layer.keys);
   const auto& decoded = keys->code_form(0)->gain;
   for (int n = 1; n < 256; ++n) {
-    EXPECT_EQ(gain_of(n, tables), static_cast<float>(std::exp2((n - 128) / 16.0))) << n;
-    EXPECT_EQ(gain_of(n, tables), decoded[size_of(n)]) << n;
+    EXPECT_EQ(tables.gain[size_of(n)], static_cast<float>(std::exp2((n - 128) / 16.0))) << n;
+    EXPECT_EQ(tables.gain[size_of(n)], decoded[size_of(n)]) << n;
   }
 }
 

@@ -466,8 +466,7 @@ void add_bench(CommandLine& line) {
       "minimum and maximum. Runs during which other programs used more than --max-load processors (/proc/stat) are taken "
       "again. "
       "When too few stay undisturbed, or the ratios to f16 spread over more than --max-spread of their median, the case is "
-      "left "
-      "out and the command ends with an error after the figures of the others, unless --allow-noisy is given, which marks "
+      "left out and the command ends with an error after the figures of the others, unless --allow-noisy is given, which marks "
       "disturbed figures instead. Quantised stock caches, which are slow, take part in --stock-runs runs only.");
   command.flag("--kernel", options->kernel, "single operations, also when there is a model");
   command.option("-m,--model", options->models, "FILE", "model, GGUF, calibrated; repeatable")->allow_extra_args(false);

@@ -17,7 +17,7 @@
 //           r = sqrt(D / sum y y);  u = y r;  code = mid_rise(u value_inverse_step, 2)
 //           g = D / (r sum u value_level[code]) / scale
 //   gain    byte of g as in codec/gain.h: 128 + 16 (exponent - 1) + the number of gain_edge that the mantissa reaches, at least
-//           1 and at most 255;  gain of byte n: gain_mantissa[n % 16] 2^(n / 16 - 8)
+//           1 and at most 255;  gain of byte n: gain[n]
 #pragma once
 
 #include <array>
@@ -54,7 +54,7 @@ struct EncodeTables {
   float value_inverse_step = 0;
   std::array<float, 4> value_level{};
   std::array<float, 16> gain_edge{};
-  std::array<float, 16> gain_mantissa{};  // byte n stands for gain_mantissa[n % 16] * 2^(n / 16 - 8)
+  std::array<float, 256> gain{};  // of a gain byte
 };
 
 // Throws Error where spectral_tables() would.
