@@ -14,12 +14,12 @@ std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 }  // namespace
 
 void BlockState::start(const Operation& op, int n_rows) {
-  rows.assign(size_of(n_rows), Row{kInvisible, 0.0, 0.0, 0.0});
+  rows.assign(size_of(n_rows), Row{kInvisible, 0.0, 0.0, {}});
   exact.reserve(size_of(n_rows * op.v_ld));
-  code.reserve(size_of(n_rows * op.code_ld));
+  code.reserve(size_of(n_rows * op.bases * op.code_ld));
   any_exact = any_code = false;
   std::fill_n(exact.data(), n_rows * op.v_ld, 0.0F);
-  std::fill_n(code.data(), n_rows * op.code_ld, 0.0F);
+  std::fill_n(code.data(), n_rows * op.bases * op.code_ld, 0.0F);
 }
 
 void BlockState::absorb(const Operation& op, const BlockState& other) {
@@ -34,14 +34,18 @@ void BlockState::absorb(const Operation& op, const BlockState& other) {
     const double fa = (a.max == kInvisible) ? 0.0 : std::exp(static_cast<double>(a.max - max));
     const double fb = std::exp(static_cast<double>(b.max - max));
     const std::size_t exact_row = r * size_of(op.v_ld);
-    const std::size_t code_row = r * size_of(op.code_ld);
+    const std::size_t code_row = r * size_of(op.bases * op.code_ld);
     if (any_exact || other.any_exact) {
       add(exact.data() + exact_row, static_cast<float>(fa), other.exact.data() + exact_row, static_cast<float>(fb), op.v_ld);
     }
     if (any_code || other.any_code) {
-      add(code.data() + code_row, static_cast<float>(fa), other.code.data() + code_row, static_cast<float>(fb), op.code_ld);
+      add(code.data() + code_row, static_cast<float>(fa), other.code.data() + code_row, static_cast<float>(fb),
+          op.bases * op.code_ld);
     }
-    a = {max, fa * a.sum + fb * b.sum, fa * a.code_sum + fb * b.code_sum, fa * a.code_weight + fb * b.code_weight};
+    a.max = max;
+    a.sum = fa * a.sum + fb * b.sum;
+    a.code_sum = fa * a.code_sum + fb * b.code_sum;
+    for (std::size_t i = 0; i < a.code_weight.size(); ++i) a.code_weight[i] = fa * a.code_weight[i] + fb * b.code_weight[i];
   }
   any_exact |= other.any_exact;
   any_code |= other.any_code;
@@ -220,14 +224,14 @@ void BlockWorker::rescale(BlockState& state, int row, float factor) const {
   BlockState::Row& total = state.rows[size_of(row)];
   total.sum *= static_cast<double>(factor);
   total.code_sum *= static_cast<double>(factor);
-  total.code_weight *= static_cast<double>(factor);
+  for (double& weight : total.code_weight) weight *= static_cast<double>(factor);
   float* exact = state.exact.data() + row * op_->v_ld;
-  float* code = state.code.data() + row * op_->code_ld;
+  float* code = state.code.data() + row * op_->bases * op_->code_ld;
   if (state.any_exact) {
     for (int d = 0; d < op_->v_ld; ++d) exact[d] *= factor;
   }
   if (state.any_code) {
-    for (int d = 0; d < op_->code_ld; ++d) code[d] *= factor;
+    for (int d = 0; d < op_->bases * op_->code_ld; ++d) code[d] *= factor;
   }
 }
 
@@ -247,7 +251,7 @@ void BlockWorker::add_values(const HeadQueries& queries, BlockState& state) {
     const std::uint8_t* row = args.cache->code_rows(args.layer_index, false) + static_cast<std::size_t>(plan_.cell(0)) * stride;
     integer_tile_.load_values(kernels, *op_->v_codec->code_form(kv_head), row, stride, plan_.n_cells());
     constexpr std::ptrdiff_t kStride = sizeof(BlockState::Row) / sizeof(double);
-    integer_tile_.add_values(kernels, p, rows, state.code.data(), &state.rows.front().code_weight, kStride);
+    integer_tile_.add_values(kernels, p, rows, state.code.data(), state.rows.front().code_weight.data(), kStride);
   } else {
     code_tile_.load_codes(*op_->v_codec, args, plan_, false, kv_head, op_->v_dim, op_->v_ld);
     code_tile_.add_values(kernels, p, rows, state.code.data());
@@ -257,7 +261,6 @@ void BlockWorker::add_values(const HeadQueries& queries, BlockState& state) {
 void BlockWorker::finish(const Operation& op, int kv_head, const TokenBlock& block, BlockState& state) {
   const AttentionArgs& args = op.args;
   head_row_.resize(size_of(op.v_dim));
-  inner_row_.resize(size_of(op.v_dim));
   for (std::size_t r = 0; r < state.rows.size(); ++r) {
     const std::int64_t token = block.first + static_cast<std::int64_t>(r) / op.group;
     const int head = kv_head * op.group + static_cast<int>(r) % op.group;
@@ -279,12 +282,17 @@ void BlockWorker::finish(const Operation& op, int kv_head, const TokenBlock& blo
     }
     const double factor = numerator / denominator;
     const float* exact = state.exact.data() + r * size_of(op.v_ld);
-    const float* code = state.code.data() + r * size_of(op.code_ld);
+    const float* code = state.code.data() + r * size_of(op.bases * op.code_ld);
     for (int d = 0; d < op.v_dim; ++d) out[d] = static_cast<float>(factor * static_cast<double>(exact[d]));
     if (total.code_sum == 0.0) continue;
     if (op.integer) {
-      sums_to_inner(*op.v_codec->code_form(kv_head), code, total.code_weight, op.v_dim, inner_row_.data());
-      code = inner_row_.data();
+      for (int b = 0; b < op.bases; ++b) {
+        const double weight = total.code_weight[size_of(b)];
+        if (weight == 0.0) continue;
+        sums_to_basis(*op.v_codec->code_form(kv_head), code + b * op.code_ld, weight, factor, head_row_);
+        op.v_codec->basis_to_output(kv_head, b, head_row_, {out, size_of(op.v_dim)});
+      }
+      continue;
     }
     for (int d = 0; d < op.v_dim; ++d) head_row_[size_of(d)] = static_cast<float>(factor * static_cast<double>(code[d]));
     op.v_codec->inner_to_output(kv_head, head_row_, factor * total.code_sum, {out, size_of(op.v_dim)});

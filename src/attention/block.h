@@ -6,6 +6,7 @@
 // (integer_codes.h), else decoded row by row.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -30,7 +31,8 @@ struct Operation {
   int n_head_kv = 0, group = 0;
   int k_dim = 0, v_dim = 0;
   int k_ld = 0, v_ld = 0;           // padded row sizes: k_dim to kLane, v_dim to kPanel
-  int code_ld = 0;                  // row size of the coded accumulator
+  int bases = 1;                    // of coded values, each with an accumulator of its own
+  int code_ld = 0;                  // row size of such an accumulator
   const HeadMean* means = nullptr;  // [n_head_kv]
 };
 
@@ -40,12 +42,12 @@ struct BlockState {
     float max = 0.0F;
     double sum = 0.0;          // of all probabilities
     double code_sum = 0.0;     // of those of coded rows
-    double code_weight = 0.0;  // integer codes: of their rounded weights, gains included
+    std::array<double, kMaxBases> code_weight{};  // integer codes: of their rounded weights, gains included, by basis
   };
   std::vector<Row> rows;
   bool any_exact = false, any_code = false;  // whether the accumulators hold anything but 0
   FloatBuffer exact;                         // [rows][v_ld], model basis
-  FloatBuffer code;                          // [rows][code_ld]: inner basis, or weighted codes
+  FloatBuffer code;                          // [rows][bases][code_ld]: inner basis, or weighted codes
 
   void start(const Operation& op, int n_rows);
   // Adds the cells of `other`.
@@ -103,7 +105,7 @@ class BlockWorker {
   IntegerTile integer_tile_;
   FloatBuffer scores_, code_scores_,
       mean_scores_;  // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
-  std::vector<float> head_row_, inner_row_;
+  std::vector<float> head_row_;
 };
 
 }  // namespace oscar::attention

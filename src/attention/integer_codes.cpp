@@ -102,6 +102,7 @@ void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, cons
                               int cells) {
   row = whole(row, stride, cells);
   kernels.look_up(row + form.gain_offset, stride, form.gain.data(), gain_.data());
+  find_bases(form, row + form.gain_offset, stride);
   lanes_ = value_lanes(form.coded);
   const int cols = 4 * lanes_;
   tile_.reserve(size_of(kTile / 4 * cols));
@@ -141,23 +142,43 @@ void IntegerTile::add_values(const Kernels& kernels, const float* p, int rows, f
                              std::ptrdiff_t weight_stride) {
   weights_.resize(size_of(rows * kTile));
   scales_.resize(size_of(rows));
-  for (int r = 0; r < rows; ++r) {
-    std::int32_t total = 0;
-    const float scale = kernels.quantise_weights(p + r * kTile, gain_.data(), weights_.data() + r * kTile, &total);
-    scales_[size_of(r)] = scale;
-    weight[r * weight_stride] += static_cast<double>(scale) * total;
+  const int cols = 4 * lanes_;
+  alignas(64) std::array<float, kTile> gain;
+  for (int b = 0; b < bases_; ++b) {
+    if ((bases_used_ >> b & 1U) == 0) continue;
+    const bool all = bases_used_ == 1U << b;
+    for (std::size_t j = 0; j < gain.size(); ++j) gain[j] = all || basis_[j] == b ? gain_[j] : 0.0F;
+    for (int r = 0; r < rows; ++r) {
+      std::int32_t total = 0;
+      const float scale = kernels.quantise_weights(p + r * kTile, gain.data(), weights_.data() + r * kTile, &total);
+      scales_[size_of(r)] = scale;
+      weight[r * weight_stride + b] += static_cast<double>(scale) * total;
+    }
+    kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), cols, largest_, sums + b * cols, bases_ * cols);
   }
-  kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), 4 * lanes_, largest_, sums, 4 * lanes_);
 }
 
-void sums_to_inner(const CodeForm& form, const float* sums, double weight, int head_dim, float* inner) {
+// A tile of a sequence whose positions were never shifted has rows of one basis only.
+void IntegerTile::find_bases(const CodeForm& form, const std::uint8_t* gains, std::size_t stride) {
+  bases_ = form.bases;
+  bases_used_ = 1;
+  if (bases_ == 1) return;
+  bases_used_ = 0;
+  for (std::size_t j = 0; j < basis_.size(); ++j) {
+    const unsigned byte = gains[j * stride];
+    basis_[j] = static_cast<std::uint8_t>(byte >> form.basis_shift);
+    if (byte != 0) bases_used_ |= 1U << basis_[j];  // rows of nothing are in none
+  }
+}
+
+void sums_to_basis(const CodeForm& form, const float* sums, double weight, double factor, std::span<float> out) {
   const int lanes = value_lanes(form.coded);
   for (int d = 0; d < form.coded; ++d) {
     const double sum = static_cast<double>(sums[d % 4 * lanes + d / 4]);
     const double centre = static_cast<double>(form.centre[size_of(d)]);
-    inner[d] = static_cast<float>(static_cast<double>(form.unit[size_of(d)]) * (sum - centre * weight));
+    out[size_of(d)] = static_cast<float>(factor * static_cast<double>(form.unit[size_of(d)]) * (sum - centre * weight));
   }
-  std::fill(inner + form.coded, inner + head_dim, 0.0F);
+  std::fill(out.begin() + form.coded, out.end(), 0.0F);
 }
 
 }  // namespace oscar::attention

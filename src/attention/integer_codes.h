@@ -3,7 +3,7 @@
 // A row's codes are c_d, its inner basis is gain * unit_d * (c_d - centre_d) (CodeForm). Logits: the query is rounded to
 // signed bytes with one scale per row, so a logit is gain * scale * (sum of bytes * c - centre). Values: gain goes into the
 // weight, weights of a tile are rounded to bytes with one scale per query row and tile, and what is accumulated is
-// sum w c_d and sum w; unit and centre come in at the end (to_inner).
+// sum w c_d and sum w, one of each for every basis that values lie in; unit and centre come in at the end (sums_to_basis).
 //
 // Rows stay rows in the cache. A tile's rows are transposed while they are still packed, four bytes at a time, and taken apart
 // into bytes afterwards, once for all query rows.
@@ -41,22 +41,26 @@ class IntegerTile {
 
   // s[r * kTile + j] (+)= logits, see key_scores.
   void score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add, float* s) const;
-  // sums[r * 4 lanes + column] += weighted codes, weight[r] += weights; p [rows][kTile] >= 0.
+  // Of the rows in basis b: sums[(r * bases + b) * 4 lanes + column] += weighted codes, weight[r * weight_stride + b] += weights;
+  // p [rows][kTile] >= 0.
   void add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight, std::ptrdiff_t weight_stride);
 
  private:
   const std::uint8_t* whole(const std::uint8_t* row, std::size_t stride, int cells);
+  void find_bases(const CodeForm& form, const std::uint8_t* gains, std::size_t stride);
 
   std::vector<std::uint8_t> last_;  // rows of a tile that has fewer than kTile
   WordBuffer words_, aligned_;      // packed, transposed
   WordBuffer tile_;                 // K: [words][kTile]; V: [kTile / 4][4 lanes]
   alignas(64) std::array<float, kTile> gain_{};
-  int n_words_ = 0, lanes_ = 0, largest_ = 0;
+  std::array<std::uint8_t, kTile> basis_{};  // V: of each row
+  unsigned bases_used_ = 1;                  // V: bit b is set if some row is in basis b
+  int n_words_ = 0, lanes_ = 0, largest_ = 0, bases_ = 1;
   std::vector<std::uint8_t> weights_;  // [rows][kTile]
   std::vector<float> scales_;          // [rows]
 };
 
-// inner [head_dim] = what the accumulated sums stand for.
-void sums_to_inner(const CodeForm& form, const float* sums, double weight, int head_dim, float* inner);
+// out [head_dim] = factor times what the sums and weights of one basis stand for.
+void sums_to_basis(const CodeForm& form, const float* sums, double weight, double factor, std::span<float> out);
 
 }  // namespace oscar::attention

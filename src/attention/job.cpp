@@ -106,6 +106,7 @@ struct AttentionJob::Impl {
     op.v_ld = round_up(spec.v_dim, kPanel);
     op.integer =
         integers && op.k_codec != nullptr && op.k_codec->code_form(0) != nullptr && op.v_codec->code_form(0) != nullptr;
+    op.bases = op.integer ? op.v_codec->code_form(0)->bases : 1;
     op.code_ld = op.integer ? 4 * value_lanes(spec.v_dim) : op.v_ld;
     op.means = (op.k_codec == nullptr) ? nullptr : means_of(*op.k_codec, spec);
   }

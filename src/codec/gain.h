@@ -1,7 +1,8 @@
-// The gain byte of the spectral codec: 0 = zero, n > 0: 2^((n - 128) / 16). No library logarithm: bytes must not depend on
-// where they were computed.
+// Gains of the spectral codec as small integers n: 0 = zero, n > 0: 2^((n - kOne) / kPerOctave). No library logarithm: they must
+// not depend on where they were computed.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -16,8 +17,12 @@ inline constexpr int kGainStride = 4;
 inline constexpr int kGainFine = 2;
 inline constexpr float kRadialCost = 4.0F;  // of the error along the row, beside that across it
 
+template <int kPerOctave, int kOne, int kMost>
 class GainCode {
+  static constexpr std::size_t kParts = kPerOctave;
+
  public:
+  static constexpr std::size_t kSize = kMost + 1;
   static const GainCode& table() {
     static const GainCode instance;
     return instance;
@@ -27,28 +32,30 @@ class GainCode {
     if (!(g > 0.0F)) return 0;
     int exponent = 0;
     const float mantissa = std::frexp(g, &exponent);  // g = mantissa * 2^exponent, mantissa in [0.5, 1)
-    int sixteenth = 0;
-    while (sixteenth < 16 && mantissa >= edge_[static_cast<std::size_t>(sixteenth)]) ++sixteenth;
-    const int n = 128 + 16 * (exponent - 1) + sixteenth;
-    clamped = n < 1 || n > 255 || !std::isfinite(g);
-    return static_cast<std::uint8_t>(std::isfinite(g) ? (n < 1 ? 1 : (n > 255 ? 255 : n)) : 255);
+    int part = 0;
+    while (part < kPerOctave && mantissa >= edge_[static_cast<std::size_t>(part)]) ++part;
+    const int n = kOne + kPerOctave * (exponent - 1) + part;
+    clamped = n < 1 || n > kMost || !std::isfinite(g);
+    return static_cast<std::uint8_t>(std::isfinite(g) ? std::clamp(n, 1, kMost) : kMost);
   }
-  [[nodiscard]] float decode(std::uint8_t n) const { return value_[n]; }
-  // [16] mantissas in [0.5, 1) from which on the next sixteenth is nearer.
-  [[nodiscard]] const std::array<float, 16>& edges() const { return edge_; }
+  [[nodiscard]] float decode(int n) const { return value_[static_cast<std::size_t>(n)]; }
+  // Mantissas in [0.5, 1) from which on the next part of an octave is nearer.
+  [[nodiscard]] const std::array<float, kParts>& edges() const { return edge_; }
 
  private:
-  // Edges lie half a step above 0.5 * 2^(i / 16); values are rounded from double, in which exp2 is exact enough everywhere.
+  // Edges lie half a step above 0.5 * 2^(i / kPerOctave); values are rounded from double, in which exp2 is exact enough everywhere.
   GainCode() {
     for (std::size_t i = 0; i < edge_.size(); ++i) {
-      edge_[i] = static_cast<float>(0.5 * std::exp2((static_cast<double>(i) + 0.5) / 16.0));
+      edge_[i] = static_cast<float>(0.5 * std::exp2((static_cast<double>(i) + 0.5) / kPerOctave));
     }
     for (std::size_t n = 1; n < value_.size(); ++n) {
-      value_[n] = static_cast<float>(std::exp2((static_cast<double>(n) - 128.0) / 16.0));
+      value_[n] = static_cast<float>(std::exp2((static_cast<double>(n) - kOne) / kPerOctave));
     }
   }
-  std::array<float, 16> edge_{};
-  std::array<float, 256> value_{};
+  std::array<float, kParts> edge_{};
+  std::array<float, kSize> value_{};
 };
+using KeyGain = GainCode<16, 128, 255>;
+using ValueGain = GainCode<8, 40, 63>;
 
 }  // namespace oscar

@@ -47,7 +47,7 @@ CodeForm make_form(const DigitLayout& digits, std::size_t offset) {
   for (std::size_t l = 0; l < kMaxDigits && digits.count[l] > 0; ++l) {
     form.planes.push_back({offset + digits.offset[l], 0, static_cast<int>(digits.count[l]), 2, static_cast<int>(2 * l)});
   }
-  for (std::size_t n = 0; n < form.gain.size(); ++n) form.gain[n] = GainCode::table().decode(static_cast<std::uint8_t>(n));
+  for (std::size_t n = 0; n < form.gain.size(); ++n) form.gain[n] = KeyGain::table().decode(static_cast<int>(n));
   return form;
 }
 
@@ -187,7 +187,7 @@ class SpectralKeyCodec final : public Codec {
 
   void decode_inner(int kv_head, std::span<const std::uint8_t> code, std::span<float> out) const override {
     const Head& head = heads_[size_of(kv_head)];
-    const float gain = GainCode::table().decode(code[gains_ + size_of(kv_head)]);
+    const float gain = KeyGain::table().decode(code[gains_ + size_of(kv_head)]);
     digits_.unpack(head.digits, code.data() + head.offset, gain, out.data());
     std::fill(out.begin() + head.coded, out.end(), 0.0F);
   }
@@ -219,7 +219,7 @@ class SpectralKeyCodec final : public Codec {
     float least = std::numeric_limits<float>::infinity();
     const auto attempt = [&](int byte) {
       if (byte < 1 || byte > 255) return;
-      const float gain = GainCode::table().decode(static_cast<std::uint8_t>(byte));
+      const float gain = KeyGain::table().decode(byte);
       const float scale = 1.0F / gain;
       const GainError e = kernels_.gain_error(z.data(), scale, {head.inverse_step.data(), head.half_levels.data()},
                                               head.weight.data(), head.padded);
@@ -255,11 +255,11 @@ class SpectralKeyCodec final : public Codec {
     }
     const float norm = std::max(kSpectralMinNorm, std::sqrt(squares / static_cast<float>(std::max(1, head.norm_count))));
     bool clamped = false;
-    const int centre = GainCode::table().encode(norm, clamped);
+    const int centre = KeyGain::table().encode(norm, clamped);
     const std::uint8_t gain = choose_gain(head, z, energy, centre);
     std::array<std::uint8_t, kMaxHeadDim> codes;
     stats.saturated +=
-        kernels_.quantise(z.data(), 1.0F / GainCode::table().decode(gain), {head.inverse_step.data(), head.half_levels.data()},
+        kernels_.quantise(z.data(), 1.0F / KeyGain::table().decode(gain), {head.inverse_step.data(), head.half_levels.data()},
                           size_of(head.coded), codes.data());
     stats.saturated += static_cast<std::uint64_t>(clamped);
     pack_digits(head.digits, codes.data(), out);

@@ -78,7 +78,12 @@ class SpectralValueCodec final : public Codec {
     }
     scale_ = std::move(config.scale);
     for (int head = 0; head < n_head_kv_; ++head) forms_.push_back(make_form(head));
-    signs_ = std::move(config.signs);
+    signs_.resize(kSignPatterns * n_head_kv_, head_dim_);
+    for (int p = 0; p < kSignPatterns; ++p) {
+      for (int h = 0; h < n_head_kv_; ++h) {
+        for (int d = 0; d < head_dim_; ++d) signs_(p * n_head_kv_ + h, d) = config.signs(h, d) * value_flip(p, d);
+      }
+    }
     for (int d = 0; d < head_dim_; ++d) {
       inverse_step_.push_back(run_of(d).inverse_step);
       half_levels_.push_back(0.5F * static_cast<float>(1 << run_of(d).width));
@@ -96,8 +101,9 @@ class SpectralValueCodec final : public Codec {
     encode_part(0, 1, row, position, out, stats);
   }
 
-  void encode_part(int part, int parts, std::span<const float> row, std::int64_t /*position*/, std::span<std::uint8_t> out,
+  void encode_part(int part, int parts, std::span<const float> row, std::int64_t position, std::span<std::uint8_t> out,
                    EncodeStats& stats) const override {
+    const int pattern = value_pattern(position);
     check_row(row.size(), out.size());
     const std::size_t dim = size_of(head_dim_);
     if (part == 0) {
@@ -108,32 +114,57 @@ class SpectralValueCodec final : public Codec {
     for (int h = n_head_kv_ * part / parts; h < n_head_kv_ * (part + 1) / parts; ++h) {
       const float* in = row.data() + size_of(h) * dim;
       for (std::size_t d = 0; d < dim; ++d) {
-        x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) * sign(h, d) : 0.0F;
+        x[d] = std::isfinite(in[d]) ? std::clamp(in[d], -kMaxInput, kMaxInput) * sign(pattern, h, d) : 0.0F;
       }
-      out[gain_offset(h)] = encode_head(h, x, out.data() + size_of(h) * head_bytes_, stats);
+      const int gain = encode_head(h, x, out.data() + size_of(h) * head_bytes_, stats);
+      out[gain_offset(h)] = static_cast<std::uint8_t>(gain == 0 ? 0 : gain + (pattern << kGainBits));
     }
   }
 
   void decode(std::span<const std::uint8_t> code, std::int64_t /*position*/, std::span<float> row) const override {
     check_row(row.size(), code.size());
     const std::size_t dim = size_of(head_dim_);
-    HeadBuffer y;
-    for (int h = 0; h < n_head_kv_; ++h) {
-      decode_inner(h, code, std::span(y).first(dim));
-      float* out = row.data() + size_of(h) * dim;
-      kernels_.row_times_matrix(y.data(), hadamard_->data(), head_dim_, out);
-      for (std::size_t d = 0; d < dim; ++d) out[d] *= sign(h, d);
-    }
+    for (int h = 0; h < n_head_kv_; ++h) decode_inner(h, code, row.subspan(size_of(h) * dim, dim));
   }
 
   void decode_inner(int kv_head, std::span<const std::uint8_t> code, std::span<float> out) const override {
+    HeadBuffer y;
+    decode_basis(kv_head, code, y.data());
+    std::fill(out.begin(), out.end(), 0.0F);
+    basis_to_output(kv_head, code[gain_offset(kv_head)] >> kGainBits, std::span(y).first(out.size()), out);
+  }
+
+  void query_to_inner(int /*kv_head*/, std::span<const float> /*q*/, std::span<float> /*inner*/) const override {
+    fail("spectral: a value codec has no query");
+  }
+
+  void inner_to_output(int /*kv_head*/, std::span<const float> inner, double /*weight*/, std::span<float> out) const override {
+    for (std::size_t d = 0; d < out.size(); ++d) out[d] += inner[d];
+  }
+
+  void basis_to_output(int kv_head, int basis, std::span<const float> sum, std::span<float> out) const override {
+    HeadBuffer x;
+    std::copy(sum.begin(), sum.end(), x.begin());
+    hadamard_in_place(x.data(), head_dim_);
+    for (std::size_t d = 0; d < size_of(head_dim_); ++d) out[d] += x[d] * sign(basis, kv_head, d);
+  }
+
+  [[nodiscard]] const CodeForm* code_form(int kv_head) const override { return &forms_[size_of(kv_head)]; }
+
+  [[nodiscard]] KeyMean key_mean(int /*kv_head*/) const override { return {}; }
+
+ private:
+  static constexpr int kGainBits = 6;
+
+  // In the basis of the row's pattern; out: [head_dim].
+  void decode_basis(int kv_head, std::span<const std::uint8_t> code, float* out) const {
     const std::uint8_t* digits = code.data() + size_of(kv_head) * head_bytes_;
     const std::uint8_t* singles = digits + digits_ / 4;
-    const float gain = scale_[size_of(kv_head)] * GainCode::table().decode(code[gain_offset(kv_head)]);
+    const float gain = forms_[size_of(kv_head)].gain[code[gain_offset(kv_head)]];
     if (singles_ == 0) {
       const Run& run = runs_[0];
       const float step = gain * run.unit;
-      kernels_.unpack(digits, size_of(digits_) / 4, {step, -1.5F * step}, out.data());
+      kernels_.unpack(digits, size_of(digits_) / 4, {step, -1.5F * step}, out);
       return;
     }
     int digit = 0;
@@ -150,25 +181,10 @@ class SpectralValueCodec final : public Codec {
         c |= bit << (run.width - 1);
         ++single;
       }
-      out[size_of(d)] = gain * run.level[c];
+      out[d] = gain * run.level[c];
     }
   }
 
-  void query_to_inner(int /*kv_head*/, std::span<const float> /*q*/, std::span<float> /*inner*/) const override {
-    fail("spectral: a value codec has no query");
-  }
-
-  void inner_to_output(int kv_head, std::span<const float> inner, double /*weight*/, std::span<float> out) const override {
-    HeadBuffer x;
-    kernels_.row_times_matrix(inner.data(), hadamard_->data(), head_dim_, x.data());
-    for (std::size_t d = 0; d < size_of(head_dim_); ++d) out[d] += x[d] * sign(kv_head, d);
-  }
-
-  [[nodiscard]] const CodeForm* code_form(int kv_head) const override { return &forms_[size_of(kv_head)]; }
-
-  [[nodiscard]] KeyMean key_mean(int /*kv_head*/) const override { return {}; }
-
- private:
   [[nodiscard]] CodeForm make_form(int head) const {
     CodeForm form;
     const std::size_t digits = size_of(head) * head_bytes_;
@@ -189,8 +205,10 @@ class SpectralValueCodec final : public Codec {
     }
     form.gain_offset = gain_offset(head);
     for (std::size_t n = 0; n < form.gain.size(); ++n) {
-      form.gain[n] = scale_[size_of(head)] * GainCode::table().decode(static_cast<std::uint8_t>(n));
+      form.gain[n] = scale_[size_of(head)] * ValueGain::table().decode(static_cast<int>(n % ValueGain::kSize));
     }
+    form.bases = kSignPatterns;
+    form.basis_shift = kGainBits;
     return form;
   }
   void pack(const std::array<std::uint8_t, kMaxHeadDim>& codes, std::uint8_t* out) const {
@@ -213,7 +231,9 @@ class SpectralValueCodec final : public Codec {
     }
   }
 
-  [[nodiscard]] float sign(int head, std::size_t d) const { return signs_.data()[size_of(head * head_dim_) + d]; }
+  [[nodiscard]] float sign(int pattern, int head, std::size_t d) const {
+    return signs_.data()[size_of((pattern * n_head_kv_ + head) * head_dim_) + d];
+  }
   [[nodiscard]] std::size_t gain_offset(int head) const { return size_of(n_head_kv_) * head_bytes_ + size_of(head); }
   [[nodiscard]] const Run& run_of(int d) const { return runs_[d < head_dim_ / 2 ? 0 : 1]; }
 
@@ -224,8 +244,8 @@ class SpectralValueCodec final : public Codec {
     }
   }
 
-  // x: signs applied.
-  std::uint8_t encode_head(int h, const HeadBuffer& x, std::uint8_t* out, EncodeStats& stats) const {
+  // x: signs applied. Returns the gain.
+  int encode_head(int h, const HeadBuffer& x, std::uint8_t* out, EncodeStats& stats) const {
     HeadBuffer y;
     kernels_.row_times_matrix(x.data(), hadamard_->data(), head_dim_, y.data());
     std::fill_n(out, head_bytes_, std::uint8_t{0});
@@ -242,9 +262,9 @@ class SpectralValueCodec final : public Codec {
     // product > 0: a value and its code have the same sign. g = |y|^2 / <y, zh> = |y| sqrt(D) / <u, zh>.
     const float gain = static_cast<float>(head_dim_) / (inverse_rms * product);
     bool clamped = false;
-    const std::uint8_t byte = GainCode::table().encode(gain / scale_[size_of(h)], clamped);
+    const int n = ValueGain::table().encode(gain / scale_[size_of(h)], clamped);
     stats.saturated += static_cast<std::uint64_t>(clamped);
-    return byte;
+    return n;
   }
 
   const RowKernels& kernels_ = row_kernels();
@@ -254,7 +274,7 @@ class SpectralValueCodec final : public Codec {
   std::size_t head_bytes_ = 0;
   std::vector<float> scale_;
   std::vector<CodeForm> forms_;
-  MatrixF signs_;
+  MatrixF signs_;  // [kSignPatterns * n_head_kv, D]
   std::vector<float> inverse_step_, half_levels_;  // [D]
   std::shared_ptr<const MatrixF> hadamard_;
 };

@@ -79,6 +79,22 @@ MatrixD hadamard(int dim) {
   return h;
 }
 
+void hadamard_in_place(float* x, int dim) {
+  const int block = dim & -dim;
+  for (int stride = 1; stride < block; stride *= 2) {
+    for (int first = 0; first < dim; first += 2 * stride) {
+      for (int i = first; i < first + stride; ++i) {
+        const float a = x[i];
+        const float b = x[i + stride];
+        x[i] = a + b;
+        x[i + stride] = a - b;
+      }
+    }
+  }
+  const auto unit = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
+  for (int i = 0; i < dim; ++i) x[i] *= unit;
+}
+
 MatrixD bit_reversal(int dim) {
   const unsigned size = checked_dim(dim, "bit reversal");
   MatrixD p = MatrixD::Zero(dim, dim);

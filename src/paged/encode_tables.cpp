@@ -73,8 +73,8 @@ EncodeTables encode_tables(const SpectralKeyConfig& keys, const SpectralValueCon
   const GaussianGrid& grid = kGaussianGrid[2];
   tables.value_inverse_step = 1.0F / grid.step;
   for (int c = 0; c < 4; ++c) tables.value_level[size_of(c)] = grid.unit() * (static_cast<float>(c) - 1.5F);
-  tables.gain_edge = GainCode::table().edges();
-  for (std::size_t n = 0; n < tables.gain.size(); ++n) tables.gain[n] = GainCode::table().decode(static_cast<std::uint8_t>(n));
+  tables.gain_edge = KeyGain::table().edges();
+  for (std::size_t n = 0; n < tables.gain.size(); ++n) tables.gain[n] = KeyGain::table().decode(static_cast<int>(n));
   return tables;
 }
 

@@ -46,7 +46,8 @@ struct KeyMean {
 };
 
 // Codes of one KV head as integers, for kernels that multiply codes and never decode a row:
-//   inner_d = gain(row) * unit_d * (c_d - centre_d),  c_d = sum over planes of field << shift
+//   x_d = gain(row) * unit_d * (c_d - centre_d),  c_d = sum over planes of field << shift
+// x is in the inner basis (K), or in one of the form's bases (V, see basis_to_output).
 // A plane holds `bits` bits of coordinates first .. first + count - 1: coordinate first + i in byte i / (8 / bits) from
 // row[offset] on, bit fields from the lowest up. Coordinates without a plane are 0 in the inner basis.
 struct CodePlane {
@@ -61,7 +62,10 @@ struct CodeForm {
   std::vector<float> unit;        // [coded]
   std::size_t gain_offset = 0;    // of the gain byte in a row
   std::array<float, 256> gain{};  // finite
+  int bases = 1;  // V, at most kMaxBases; a row's is told by the bits of its gain byte from basis_shift on
+  int basis_shift = 8;
 };
+inline constexpr int kMaxBases = 4;
 // Kernels may read (never use) this many bytes behind a row.
 inline constexpr std::size_t kCodeSlack = 64;
 
@@ -99,6 +103,10 @@ class Codec {
   // V codecs: ADDS the model-basis value of an accumulated inner row to out; weight = sum of the probabilities of coded rows
   // (needed to add a removed mean back).
   virtual void inner_to_output(int kv_head, std::span<const float> inner, double weight, std::span<float> out) const = 0;
+  // V codecs with a code form: the same of a sum of what rows of one of its bases stand for in it. ADDS to out.
+  virtual void basis_to_output(int kv_head, int /*basis*/, std::span<const float> sum, std::span<float> out) const {
+    inner_to_output(kv_head, sum, 0.0, out);
+  }
   // Null: codes of this codec are decoded row by row.
   [[nodiscard]] virtual const CodeForm* code_form(int /*kv_head*/) const { return nullptr; }
   // K codecs: the mean terms of one KV head (empty for V).

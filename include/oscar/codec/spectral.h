@@ -13,16 +13,18 @@
 // b_d in {0, 2, 4, 6, 8} is the coordinate's static width. Decode: z^_d = g step_d zh_d, x^ = z^ T^-1 + mean(p).
 // Coordinates are stored by descending width; those of equal width keep T's order.
 //
-// VALUES. y = x S, S = diag(signs) H, H the normalised Hadamard matrix (block-diagonal with the largest power of two that
-// divides D). With r = |y| / sqrt(D), u = y / r:
+// VALUES. y = x S_p, S_p = diag(signs) diag(flip_p) H, H the normalised Hadamard matrix (block-diagonal with the largest power
+// of two that divides D). Values that are alike err alike, and attention adds such errors up; so pages of 64 positions take
+// turns with kSignPatterns patterns p = floor(position / 64) mod 4, which move to other positions with the row.
+// flip_p(d) = 1 for p = 0, else value_flip(). With r = |y| / sqrt(D), u = y / r:
 //   c_d = clamp(floor(u_d / step_b + 2^(b-1)), 0, 2^b - 1);  zh_d = (c_d - (2^b - 1) / 2) * step_b / (1 - d_b)
 //   g   = |y|^2 / sum y_d zh_d                                                                (unbiased)
 // b is 1, 2 or 3; a rate of 1.5 or 2.5 bits gives the larger width to the first half of the coordinates. step_b and d_b are
-// step and distortion of the uniform quantiser of a unit Gaussian. Decode: x^ = g zh S^T.
+// step and distortion of the uniform quantiser of a unit Gaussian. Decode: x^ = g zh S_p^T.
 //
-// GAINS are one byte: 0 = the row is its mean (0 for V); n > 0: g = scale * 2^((n - 128) / 16), scale 1 for K and static per
-// head for V. A gain (g0 of K) is rounded to the nearest in the logarithm; outside the range it is clamped (counted as
-// saturated).
+// GAINS are one byte. K: 0 = the row is its mean; n > 0: g = 2^((n - 128) / 16). V: n + 64 p, n = 0: the row is 0 (and so is p);
+// n = 1 .. 63: g = scale * 2^((n - 40) / 8), scale static per head. A gain (g0 of K) is rounded to the nearest in the logarithm;
+// outside the range it is clamped (counted as saturated).
 //
 // Bytes of a K row: per head ascending its digits, then n_head_kv gain bytes. A coordinate of b bits is b / 2 base-4 digits,
 // least significant first. A head's digits are stored by level: the first digits of its coordinates of b >= 2, then the second
@@ -32,12 +34,14 @@
 // level of single bits (the high bit of b = 3, the only bit of b = 1) with coordinate i in byte i / 8, bit i mod 8, counted
 // over the coordinates that have one; then n_head_kv gain bytes. D must be a multiple of 16.
 //
-// Inner basis (see codec.h): K: zh_d g in stored order, the query carries steps and T^-T; V: zh g, S^T on the output.
+// Inner basis (see codec.h): K: zh_d g in stored order, the query carries steps and T^-T; V: x^. Code form of V: zh g in basis
+// p, S_p^T on the output.
 // The same bytes come out on every processor: no fused multiply-add and no library logarithm in the encoder.
 // Saturated (EncodeStats): coordinates whose code was clamped, 2-5 % by design, and clamped gains.
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -70,6 +74,18 @@ struct SpectralKeyConfig {
 // Throws Error on inconsistent shapes, widths that do not fit the format, non-finite values, a T^-1 that is not T's inverse
 // (max |T T^-1 - I| > 1e-2), or a T beyond kSpectralMaxSpread.
 std::unique_ptr<Codec> make_spectral_key_codec(SpectralKeyConfig config);
+
+inline constexpr int kSignPatterns = 4;
+inline constexpr int kPatternPositions = 64;  // consecutive positions that share a pattern
+[[nodiscard]] constexpr int value_pattern(std::int64_t position) {
+  return static_cast<int>(static_cast<std::uint64_t>(position) / kPatternPositions % kSignPatterns);
+}
+// +1 or -1, fixed once for all: bit 40 of a hash (two multiplications, one shift) of 4096 p + d.
+[[nodiscard]] constexpr float value_flip(int pattern, int d) {
+  std::uint64_t x = (4096U * static_cast<std::uint64_t>(pattern) + static_cast<std::uint64_t>(d)) * 0x9E3779B97F4A7C15U;
+  x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9U;
+  return pattern != 0 && (x >> 40 & 1U) != 0 ? -1.0F : 1.0F;
+}
 
 // step_b and d_b of the values, b = 0 .. 3: the best uniform mid-rise quantiser of a unit Gaussian and its mean squared error.
 struct GaussianGrid {

@@ -21,6 +21,7 @@ Eigen::Index numerical_rank(const VectorD& eigenvalues);
 // Sylvester Hadamard in natural order / sqrt(D). For D that is not a power of two: block-diagonal with the largest
 // power-of-two divisor (and identity if that is 1).
 MatrixD hadamard(int dim);
+void hadamard_in_place(float* x, int dim);  // x H
 
 // Bit-reversal permutation matrix for ascending eigenvalues: column j of M * P is column D-1-br(j) of M. For D not a power
 // of two: identity order reversed.
