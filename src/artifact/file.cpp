@@ -219,10 +219,14 @@ Artifact parse_artifact(const SafeTensors& file) {
   return artifact;
 }
 
+// To be changed with anything that makes other codes of the same artifact and recipe.
+constexpr std::string_view kCodeVersion = "values in 4 sign patterns";
+
 }  // namespace
 
 std::uint64_t state_digest(const Artifact& artifact, const Recipe& recipe) {
   Sha256 hash;
+  hash.update(kCodeVersion);
   hash.update(artifact.digest);
   hash.update(to_json(recipe).dump());
   return std::stoull(hash.hex().substr(0, 16), nullptr, 16);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "codec/spectral_rows.h"
@@ -29,14 +31,20 @@ class IntegerCodes : public ::testing::TestWithParam<std::string> {
 
 INSTANTIATE_TEST_SUITE_P(Paths, IntegerCodes, ::testing::ValuesIn(test::all_paths()), test::path_label);
 
-// Rows of a tile with arbitrary bytes: every code and gain is legal. The last row ends the memory that may be read.
+// Rows of a tile with arbitrary bytes: every code and gain is legal. The last row ends the memory that may be read. Row j of
+// values is in basis (first + j / run) mod 4.
 struct Rows {
-  Rows(const Codec& codec, unsigned seed) : stride(codec.row_bytes()), bytes(stride * kTile + kCodeSlack) {
+  Rows(const Codec& codec, unsigned seed, int first = 0, int run = kTile)
+      : stride(codec.row_bytes()), bytes(stride * kTile + kCodeSlack) {
     std::mt19937 rng(seed);
     for (std::uint8_t& b : bytes) b = static_cast<std::uint8_t>(rng());
     for (int j = 0; j < kTile; ++j) {
       for (int h = 0; h < codec.n_head_kv(); ++h) {  // gains of the same size, and a zero
-        bytes[size_of(j) * stride + codec.code_form(h)->gain_offset] = static_cast<std::uint8_t>(j == 7 ? 0 : 118 + rng() % 20);
+        const CodeForm& form = *codec.code_form(h);
+        const int gain = form.bases == 1 ? 118 + static_cast<int>(rng() % 20) : 35 + static_cast<int>(rng() % 10);
+        const int basis = (first + j / run) % form.bases;
+        bytes[size_of(j) * stride + form.gain_offset] =
+            static_cast<std::uint8_t>(j == 7 ? 0 : gain + (basis << form.basis_shift));
       }
     }
   }
@@ -230,46 +238,66 @@ TEST_P(IntegerCodes, WeightsAreRoundedToTheirTileAndCounted) {
   EXPECT_EQ(total, 0);
 }
 
-// Sums of weighted codes against decoded rows, for weights that need no rounding: exact up to binary32.
+// Sums of weighted codes against decoded rows, for weights that need no rounding: exact up to binary32. In tiles of one basis,
+// with a border of two, and with all mixed.
 TEST_P(IntegerCodes, ValueSumsAreTheWeightedDecodedRows) {
   constexpr int kRows = 3;
   for (const auto& codec : value_codecs()) {
-    const Rows rows(*codec, 23);
-    const int dim = codec->head_dim();
-    for (int h = 0; h < codec->n_head_kv(); ++h) {
-      const CodeForm& form = *codec->code_form(h);
-      IntegerTile tile;
-      tile.load_values(kernels(), form, rows.bytes.data(), rows.stride, kTile);
-      // Row 0: every weight the largest; row 1: random bytes; row 2: one token.
-      std::vector<float> p(kRows * kTile);
-      std::mt19937 rng(9);
-      for (int r = 0; r < kRows; ++r) {
-        for (int j = 0; j < kTile; ++j) {
-          const float gain = form.gain[rows.row(j)[form.gain_offset]];
-          const int byte = (r == 0) ? 255 : (r == 1) ? (j == 5 ? 255 : static_cast<int>(rng() % 256)) : (j == 20 ? 255 : 0);
-          p[size_of(r * kTile + j)] = (gain > 0.0F) ? static_cast<float>(byte) / gain : 0.0F;
-        }
-      }
-      const int cols = 4 * value_lanes(dim);
-      std::vector<float> sums(size_of(kRows * cols), 0.0F);
-      std::vector<double> weight(2 * kRows, 0.0);
-      for (int repeat = 0; repeat < 2; ++repeat) tile.add_values(kernels(), p.data(), kRows, sums.data(), weight.data(), 2);
-      for (int r = 0; r < kRows; ++r) {
-        std::vector<float> inner(size_of(dim));
-        sums_to_inner(form, sums.data() + r * cols, weight[size_of(2 * r)], dim, inner.data());
-        std::vector<double> want(size_of(dim)), size(size_of(dim));
-        for (int j = 0; j < kTile; ++j) {
-          std::vector<float> row(size_of(dim));
-          codec->decode_inner(h, rows.row(j), row);
-          for (std::size_t d = 0; d < row.size(); ++d) {
-            const double term = 2.0 * static_cast<double>(p[size_of(r * kTile + j)]) * static_cast<double>(row[d]);
-            want[d] += term;
-            size[d] += std::abs(term);
+    for (const auto& [first, run] : {std::pair(0, kTile), std::pair(3, kTile), std::pair(1, 23), std::pair(2, 1)}) {
+      const Rows rows(*codec, 23, first, run);
+      const int dim = codec->head_dim();
+      for (int h = 0; h < codec->n_head_kv(); ++h) {
+        const CodeForm& form = *codec->code_form(h);
+        IntegerTile tile;
+        tile.load_values(kernels(), form, rows.bytes.data(), rows.stride, kTile);
+        // Row 0: every weight the largest; row 1: random bytes; row 2: one token.
+        std::vector<float> p(kRows * kTile);
+        std::mt19937 rng(9);
+        std::set<int> largest_at;  // a token of every basis: its weight decides the step
+        for (int b = 0; b < form.bases; ++b) {
+          for (int j = kTile - 1; j > 7; --j) {
+            if (rows.row(j)[form.gain_offset] >> form.basis_shift != b) continue;
+            largest_at.insert(j);
+            break;
           }
         }
-        for (int d = 0; d < dim; ++d) {
-          ASSERT_NEAR(static_cast<double>(inner[size_of(d)]), want[size_of(d)], 3e-6 * size[size_of(d)])
-              << "dim " << dim << ", bits " << codec->bits_per_element() << ", row " << r << ", coordinate " << d;
+        for (int r = 0; r < kRows; ++r) {
+          for (int j = 0; j < kTile; ++j) {
+            const float gain = form.gain[rows.row(j)[form.gain_offset]];
+            const int byte = (r == 0)   ? 255
+                             : (r == 1) ? (largest_at.contains(j) ? 255 : static_cast<int>(rng() % 256))
+                                        : (j == 20 ? 255 : 0);
+            p[size_of(r * kTile + j)] = (gain > 0.0F) ? static_cast<float>(byte) / gain : 0.0F;
+          }
+        }
+        const int cols = 4 * value_lanes(dim);
+        std::vector<float> sums(size_of(kRows * form.bases * cols), 0.0F);
+        std::vector<double> weight(5 * kRows, 0.0);
+        for (int repeat = 0; repeat < 2; ++repeat) tile.add_values(kernels(), p.data(), kRows, sums.data(), weight.data(), 5);
+        for (int r = 0; r < kRows; ++r) {
+          EXPECT_EQ(weight[size_of(5 * r + 4)], 0.0);
+          std::vector<float> out(size_of(dim));
+          for (int b = 0; b < form.bases; ++b) {
+            std::vector<float> sum(size_of(dim));
+            sums_to_basis(form, sums.data() + (r * form.bases + b) * cols, weight[size_of(5 * r + b)], 0.5, sum);
+            codec->basis_to_output(h, b, sum, out);
+          }
+          std::vector<double> want(size_of(dim)), size(size_of(dim));
+          for (int j = 0; j < kTile; ++j) {
+            std::vector<float> row(size_of(dim));
+            codec->decode_inner(h, rows.row(j), row);
+            for (std::size_t d = 0; d < row.size(); ++d) {
+              const double term = static_cast<double>(p[size_of(r * kTile + j)]) * static_cast<double>(row[d]);
+              want[d] += term;
+              size[d] += std::abs(term);
+            }
+          }
+          const double largest = *std::max_element(size.begin(), size.end());
+          for (int d = 0; d < dim; ++d) {
+            ASSERT_NEAR(static_cast<double>(out[size_of(d)]), want[size_of(d)],
+                        3e-6 * largest)  // the Hadamard matrix mixes them
+                << "dim " << dim << ", bits " << codec->bits_per_element() << ", row " << r << ", coordinate " << d;
+          }
         }
       }
     }

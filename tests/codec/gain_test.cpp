@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -17,12 +18,12 @@ struct Encoded {
 };
 Encoded encode(float g) {
   Encoded e;
-  e.byte = GainCode::table().encode(g, e.clamped);
+  e.byte = KeyGain::table().encode(g, e.clamped);
   return e;
 }
 
 TEST(GainCode, ByteIsASixteenthOfAnOctave) {
-  const GainCode& table = GainCode::table();
+  const KeyGain& table = KeyGain::table();
   EXPECT_EQ(table.decode(0), 0.0F);
   EXPECT_EQ(table.decode(128), 1.0F);
   EXPECT_EQ(table.decode(144), 2.0F);
@@ -30,13 +31,13 @@ TEST(GainCode, ByteIsASixteenthOfAnOctave) {
   EXPECT_EQ(table.decode(16), 0x1p-7F);
   for (int n = 1; n < 256; ++n) {
     const double exact = std::pow(2.0, (n - 128) / 16.0);
-    EXPECT_NEAR(static_cast<double>(table.decode(static_cast<std::uint8_t>(n))), exact, 6e-8 * exact) << n;
+    EXPECT_NEAR(static_cast<double>(table.decode(n)), exact, 6e-8 * exact) << n;
   }
 }
 
 TEST(GainCode, EveryByteComesBack) {
   for (int n = 1; n < 256; ++n) {
-    const Encoded e = encode(GainCode::table().decode(static_cast<std::uint8_t>(n)));
+    const Encoded e = encode(KeyGain::table().decode(n));
     EXPECT_EQ(e.byte, n);
     EXPECT_FALSE(e.clamped) << n;
   }
@@ -54,6 +55,26 @@ TEST(GainCode, RoundsToTheNearestInTheLogarithm) {
     EXPECT_EQ(e.byte, static_cast<int>(std::floor(n + 0.5))) << g;
     EXPECT_FALSE(e.clamped) << g;
   }
+}
+
+// Those of values: 63, eight to the octave.
+TEST(GainCode, ValuesHaveCoarserSteps) {
+  const ValueGain& table = ValueGain::table();
+  EXPECT_EQ(table.decode(0), 0.0F);
+  EXPECT_EQ(table.decode(40), 1.0F);
+  EXPECT_EQ(table.decode(48), 2.0F);
+  EXPECT_EQ(table.decode(32), 0.5F);
+  for (int n = 1; n < 64; ++n) {
+    bool clamped = false;
+    EXPECT_NEAR(std::log2(static_cast<double>(table.decode(n))), (n - 40) / 8.0, 1e-7);
+    EXPECT_EQ(table.encode(table.decode(n), clamped), n);
+    EXPECT_EQ(table.encode(1.043F * table.decode(n), clamped), n);                        // less than half a step
+    EXPECT_EQ(table.encode(table.decode(n) / 1.045F, clamped), std::max(1, n - 1)) << n;  // more than half a step
+    EXPECT_EQ(clamped, n == 1);
+  }
+  bool clamped = false;
+  EXPECT_EQ(table.encode(1e3F, clamped), 63);
+  EXPECT_TRUE(clamped);
 }
 
 TEST(GainCode, OutsideTheRangeIsClampedAndSaid) {

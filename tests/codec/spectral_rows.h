@@ -22,8 +22,8 @@ namespace oscar::test {
 constexpr int kHeadSizes[] = {64, 80, 96, 112, 128, 192, 256};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-// A gain byte is within half a sixteenth of an octave.
-inline const double kGainRounding = std::pow(2.0, 1.0 / 32.0) * (1 + 1e-5);
+// A gain byte of values is within half an eighth of an octave.
+inline const double kGainRounding = std::pow(2.0, 1.0 / 16.0) * (1 + 1e-5);
 
 // Best steps of a uniform quantiser of a unit Gaussian with 2, 4, 6 or 8 bits, and the squared error they leave (Max 1960).
 constexpr float kGaussianStep[] = {0.9957F, 0.3352F, 0.1041F, 0.0308F};

@@ -58,10 +58,16 @@ VectorD hadamard_of(const VectorD& x) {
   return y;
 }
 
+VectorD signs_of(const SpectralValueConfig& config, int head, std::int64_t position) {
+  VectorD signs = config.signs.row(head).cast<double>();
+  for (int d = 0; d < config.head_dim; ++d) signs[d] *= static_cast<double>(value_flip(value_pattern(position), d));
+  return signs;
+}
+
 // Straight from spectral.h.
 struct HeadCode {
   std::vector<int> codes;
-  int gain = 0;
+  int gain = 0, pattern = 0;
 };
 HeadCode read_head(const SpectralValueConfig& config, int head, const std::vector<std::uint8_t>& row) {
   const int dim = config.head_dim;
@@ -82,7 +88,9 @@ HeadCode read_head(const SpectralValueConfig& config, int head, const std::vecto
     code.codes[size_of(d)] += ((row[at + size_of(single / 8)] >> (single % 8)) & 1) << (width - 1);
     ++single;
   }
-  code.gain = row[row.size() - size_of(config.n_head_kv - head)];
+  const int byte = row[row.size() - size_of(config.n_head_kv - head)];
+  code.gain = byte % 64;
+  code.pattern = byte / 64;
   return code;
 }
 
@@ -95,14 +103,14 @@ TEST(SpectralValue, BytesAreTheSpecifiedOnes) {
   };
   const std::vector<double> four = {-1.5, -0.5, 0.5, 1.5};
   const std::vector<Case> cases = {
-      // |y| / sqrt(D) = 1.118: codes 0 1 2 3; <y, zh> = 1.13 |y|^2: 16 log2(.885) = -2.8
-      {2.0, four, {0xE4, 0xE4, 0xE4, 0xE4}, 128 - 3},
-      // 2.291: codes 1 2 2 3 4 5 5 6: low bits 1 2 2 3 0 1 1 2, high bits 0 0 0 0 1 1 1 1; 16 log2(84 / 36.53) = 19.2
-      {3.0, {-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5}, {0xE9, 0x94, 0xE9, 0x94, 0xF0, 0xF0}, 128 + 19},
-      // 2 bits, then the signs 0 0 1 1; 16 log2(20 / 21.33) = -1.5
-      {1.5, four, {0xE4, 0xE4, 0xCC}, 128 - 1},
-      // 3 bits: codes 1 3 4 6, low bits 1 3 0 2, high bits 0 0 1 1; then 2 bits; 16 log2(20 / 21.04) = -1.2
-      {2.5, four, {0x8D, 0x8D, 0xE4, 0xE4, 0xCC}, 128 - 1},
+      // |y| / sqrt(D) = 1.118: codes 0 1 2 3; <y, zh> = 1.13 |y|^2: 8 log2(.885) = -1.4
+      {2.0, four, {0xE4, 0xE4, 0xE4, 0xE4}, 40 - 1},
+      // 2.291: codes 1 2 2 3 4 5 5 6: low bits 1 2 2 3 0 1 1 2, high bits 0 0 0 0 1 1 1 1; 8 log2(84 / 36.53) = 9.6
+      {3.0, {-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5}, {0xE9, 0x94, 0xE9, 0x94, 0xF0, 0xF0}, 40 + 10},
+      // 2 bits, then the signs 0 0 1 1; 8 log2(20 / 21.33) = -.7
+      {1.5, four, {0xE4, 0xE4, 0xCC}, 40 - 1},
+      // 3 bits: codes 1 3 4 6, low bits 1 3 0 2, high bits 0 0 1 1; then 2 bits; 8 log2(20 / 21.04) = -.6
+      {2.5, four, {0x8D, 0x8D, 0xE4, 0xE4, 0xCC}, 40 - 1},
   };
   for (const Case& c : cases) {
     SpectralValueConfig config = config_of(2, 16, c.bits);
@@ -118,7 +126,7 @@ TEST(SpectralValue, BytesAreTheSpecifiedOnes) {
     std::vector<std::uint8_t> expected = c.expected;
     expected.insert(expected.end(), c.expected.begin(), c.expected.end());
     expected.push_back(static_cast<std::uint8_t>(c.gain));
-    expected.push_back(static_cast<std::uint8_t>(c.gain - 16));
+    expected.push_back(static_cast<std::uint8_t>(c.gain - 8));
     const auto codec = make_spectral_value_codec(config);
     EXPECT_EQ(codec->name(), "spectral");
     ASSERT_EQ(codec->row_bytes(), expected.size()) << c.bits;
@@ -141,11 +149,12 @@ TEST(SpectralValue, MatchesTheDefinitionInDouble) {
       const auto codec = make_spectral_value_codec(config);
       ASSERT_EQ(codec->row_bytes(), static_cast<std::size_t>(heads * (bits * dim / 8 + 1)));
       const std::vector<float> row = gaussian(size_of(heads * dim), 7, 2.0F);
-      const std::vector<std::uint8_t> bytes = encode(*codec, row);
+      const int position = dim % 256 * 64 + 63;
+      const std::vector<std::uint8_t> bytes = encode(*codec, row, position);
       const std::vector<float> decoded = decode(*codec, bytes);
       for (int h = 0; h < heads; ++h) {
         SCOPED_TRACE(fmt::format("dim {} bits {} head {}", dim, bits, h));
-        const VectorD signs = config.signs.row(h).cast<double>();
+        const VectorD signs = signs_of(config, h, position);
         const VectorD x = Eigen::Map<const VectorF>(row.data() + h * dim, dim).cast<double>();
         const VectorD y = hadamard_of(x.cwiseProduct(signs));
         const double rms = y.norm() / std::sqrt(static_cast<double>(dim));
@@ -163,8 +172,9 @@ TEST(SpectralValue, MatchesTheDefinitionInDouble) {
           zh[d] = (code.codes[size_of(d)] - (levels - 1) / 2.0) * grid.step / (1 - grid.distortion);
         }
         const double scale = static_cast<double>(config.scale[size_of(h)]);
-        EXPECT_NEAR(code.gain, 128 + 16 * std::log2(y.squaredNorm() / y.dot(zh) / scale), 0.5 + 1e-3);
-        const double gain = scale * std::pow(2.0, (code.gain - 128) / 16.0);
+        EXPECT_EQ(code.pattern, position / 64 % 4);
+        EXPECT_NEAR(code.gain, 40 + 8 * std::log2(y.squaredNorm() / y.dot(zh) / scale), 0.5 + 1e-3);
+        const double gain = scale * std::pow(2.0, (code.gain - 40) / 8.0);
         const VectorD expected = (gain * hadamard_of(zh)).cwiseProduct(signs);
         const VectorD got = Eigen::Map<const VectorF>(decoded.data() + h * dim, dim).cast<double>();
         EXPECT_LT((got - expected).norm(), 1e-5 * expected.norm());
@@ -173,7 +183,7 @@ TEST(SpectralValue, MatchesTheDefinitionInDouble) {
   }
 }
 
-// The attention seam: a sum of rows in the inner basis, transformed once, equals the sum of decoded rows.
+// The attention seam: a sum of rows in the inner basis equals the sum of decoded rows.
 TEST(SpectralValue, InnerBasisGivesTheOutputsOfDecodedRows) {
   for (const int dim : kHeadSizes) {
     for (const double bits : kRates) {
@@ -237,7 +247,7 @@ TEST(SpectralValue, ErrorOfGaussianRowsIsTheQuantisers) {
   for (const int dim : {64, 128}) {
     double before = 1;
     for (const double bits : kRates) {
-      double expected = std::pow(std::log(2.0) / 16, 2) / 12;  // the gain's rounding
+      double expected = std::pow(std::log(2.0) / 8, 2) / 12;  // the gain's rounding
       for (const int d : {0, dim - 1}) {
         const double distortion = kGrids[width_of(bits, d, dim)].distortion;
         expected += distortion / (1 - distortion) / 2;
@@ -323,7 +333,59 @@ TEST(SpectralValue, SomeCoordinatesSaturateByDesign) {
   EXPECT_EQ(stats.rows, 400U);
 }
 
-TEST(SpectralValue, CodesDependOnTheRowOnly) {
+TEST(SpectralValue, PatternsTakeTurnsByPagesOfPositions) {
+  for (const auto& [position, pattern] : std::vector<std::pair<std::int64_t, int>>{
+           {0, 0}, {63, 0}, {64, 1}, {127, 1}, {128, 2}, {255, 3}, {256, 0}, {1'000'000, 1}, {131071, 3}}) {
+    EXPECT_EQ(value_pattern(position), pattern) << position;
+  }
+  for (int p = 0; p < kSignPatterns; ++p) {
+    for (int other = 0; other < p; ++other) {
+      int equal = 0;
+      for (int d = 0; d < 128; ++d) equal += static_cast<int>(value_flip(p, d) == value_flip(other, d));
+      EXPECT_NEAR(equal, 64, 20) << p << other;  // as of unrelated ones
+    }
+  }
+  EXPECT_EQ(value_flip(0, 5), 1.0F);
+}
+
+// What patterns are for: equal rows at different pages err differently, so their mean is nearer than one of them.
+TEST(SpectralValue, ErrorsOfEqualRowsAverageOutOverPages) {
+  for (const int dim : {64, 80, 128}) {
+    const auto codec = make_spectral_value_codec(config_of(1, dim));
+    double one = 0, page = 0, pages = 0;
+    constexpr unsigned kRows = 200;
+    for (unsigned i = 0; i < kRows; ++i) {
+      const std::vector<float> row = gaussian(size_of(dim), 300U + i);
+      std::vector<float> same(row.size()), all(row.size());
+      for (int k = 0; k < 4; ++k) {
+        const std::vector<float> in_page = decode(*codec, encode(*codec, row, k));
+        const std::vector<float> in_pages = decode(*codec, encode(*codec, row, 64 * k));
+        for (std::size_t d = 0; d < row.size(); ++d) {
+          same[d] += in_page[d] / 4;
+          all[d] += in_pages[d] / 4;
+        }
+      }
+      one += relative_error(round_trip(*codec, row), row) / kRows;
+      page += relative_error(same, row) / kRows;
+      pages += relative_error(all, row) / kRows;
+    }
+    EXPECT_NEAR(page, one, 1e-4) << dim;
+    EXPECT_LT(pages, 0.31 * one) << dim;
+    EXPECT_GT(pages, 0.24 * one) << dim;
+  }
+}
+
+TEST(SpectralValue, RowsKeepTheirPatternWhereverTheyAreRead) {
+  const auto codec = make_spectral_value_codec(config_of(1, 64));
+  const std::vector<float> row = gaussian(64, 3);
+  const auto code = encode(*codec, row, 200);
+  std::vector<float> here(64), there(64);
+  codec->decode(code, 200, here);
+  codec->decode(code, 17, there);
+  EXPECT_EQ(here, there);
+}
+
+TEST(SpectralValue, CodesDependOnRowAndPageOnly) {
   const auto a = make_spectral_value_codec(config_of(2, 64));
   const auto b = make_spectral_value_codec(config_of(2, 64));
   const auto other = make_spectral_value_codec(config_of(2, 64, 2, 2));
@@ -331,7 +393,9 @@ TEST(SpectralValue, CodesDependOnTheRowOnly) {
   const auto first = encode(*a, row, 10);
   (void)encode(*a, gaussian(128, 8), 11);
   EXPECT_EQ(encode(*a, row, 10), first);
-  EXPECT_EQ(encode(*a, row, 500), first);
+  EXPECT_EQ(encode(*a, row, 63), first);
+  EXPECT_EQ(encode(*a, row, 266), first);
+  EXPECT_NE(encode(*a, row, 74), first);
   EXPECT_EQ(encode(*b, row, 10), first);
   EXPECT_NE(encode(*other, row, 10), first);  // the signs are part of the format
 }
