@@ -127,7 +127,9 @@ std::string spectral_obstacle(const LayerShape& shape, Heads heads) {
   return {};
 }
 
-LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& recipe, std::vector<std::string>* warnings) {
+// Everything but the widths of spectral keys, which the layers share out.
+LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& recipe, std::vector<std::string>* warnings,
+                        QuadErrors& errors) {
   LayerArtifact layer;
   layer.shape = shape;
   fit_means(heads, layer);
@@ -148,7 +150,7 @@ LayerArtifact fit_layer(const LayerShape& shape, Heads heads, const Recipe& reci
   std::vector<std::string>& spectral_warnings = warnings != nullptr ? *warnings : notes;
   const std::string obstacle = spectral_obstacle(shape, heads);
   if (obstacle.empty()) {
-    layer.spectral = fit_spectral(layer, heads, spectral_warnings);
+    layer.spectral = fit_spectral(layer, heads, spectral_warnings, errors);
   } else if (recipe.codec == "spectral") {
     fail("layer {}: {}", shape.layer, obstacle);
   } else if (!heads.front().importance.empty()) {
@@ -182,7 +184,8 @@ void compare_with_per_head(const LayerShape& shape, Heads heads, const Recipe& r
                            FitReport& report) {
   Recipe own = recipe;
   own.per_head = true;
-  const std::vector<HeadQuality> per_head = measure(fit_layer(shape, heads, own, nullptr), own, heads);
+  QuadErrors unused;
+  const std::vector<HeadQuality> per_head = measure(fit_layer(shape, heads, own, nullptr, unused), own, heads);
   double k_shared = 0;
   double k_own = 0;
   double v_shared = 0;
@@ -229,7 +232,8 @@ void report_layer(const LayerArtifact& layer, Heads heads, const Recipe& recipe,
     if (recipe.codec == "int2" && quality[h].k_varying_error > kUselessError) report.go = false;
     report.rows.push_back(std::move(row));
   }
-  if (!recipe.per_head && heads.size() > 1) compare_with_per_head(layer.shape, heads, recipe, quality, report);
+  if (recipe.codec == "int2" && !recipe.per_head && heads.size() > 1)
+    compare_with_per_head(layer.shape, heads, recipe, quality, report);
 }
 
 // What coded keys add to a layer's output, relative to that output. `heads`: of one layer, HeadQuality or FitReport::Row.
@@ -391,12 +395,22 @@ Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* 
     artifact.layers.emplace_back();
   }
   std::vector<FitReport> reports(work.size());
+  std::vector<QuadErrors> errors(work.size());
   parallel_for(work.size(), options.threads, [&](std::size_t w) {
-    const Heads heads(moments.layers[work[w]]);
-    LayerArtifact& layer = artifact.layers[work[w]];
-    layer = fit_layer(moments.shapes[work[w]], heads, options.recipe, &reports[w].warnings);
-    if (report != nullptr) report_layer(layer, heads, options.recipe, reports[w]);
+    artifact.layers[work[w]] =
+        fit_layer(moments.shapes[work[w]], Heads(moments.layers[work[w]]), options.recipe, &reports[w].warnings, errors[w]);
   });
+  std::vector<SpectralLayer*> spectral;
+  std::erase_if(errors, [](const QuadErrors& layer) { return layer.empty(); });
+  for (const std::size_t layer : work) {
+    if (!artifact.layers[layer].spectral.empty()) spectral.push_back(&artifact.layers[layer].spectral);
+  }
+  share_widths(spectral, errors);
+  if (report != nullptr) {
+    parallel_for(work.size(), options.threads, [&](std::size_t w) {
+      report_layer(artifact.layers[work[w]], Heads(moments.layers[work[w]]), options.recipe, reports[w]);
+    });
+  }
   for (FitReport& of_layer : reports) {
     notes.rows.insert(notes.rows.end(), of_layer.rows.begin(), of_layer.rows.end());
     notes.warnings.insert(notes.warnings.end(), of_layer.warnings.begin(), of_layer.warnings.end());

@@ -182,10 +182,17 @@ void fit_values(const LayerShape& shape, std::span<const HeadMoments> heads, Spe
   }
 }
 
+double total_error(const QuadErrors& errors, const std::vector<std::vector<int>>& digits) {
+  double total = 0;
+  for (std::size_t h = 0; h < errors.size(); ++h) {
+    for (std::size_t q = 0; q < errors[h].size(); ++q) total += errors[h][q][static_cast<std::size_t>(digits[h][q])];
+  }
+  return total;
+}
+
 }  // namespace
 
-std::vector<std::vector<int>> share_digits(const std::vector<std::vector<std::vector<double>>>& error, int digits,
-                                           int max_digits) {
+std::vector<std::vector<int>> share_digits(const QuadErrors& error, int digits, int max_digits) {
   // Counted in quads of digits; a head takes multiples of kUnit of them.
   constexpr int kUnit = kSpectralSlots / kSpectralQuad;
   constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -243,7 +250,8 @@ std::vector<std::vector<int>> share_digits(const std::vector<std::vector<std::ve
   return result;
 }
 
-SpectralLayer fit_spectral(const LayerArtifact& layer, std::span<const HeadMoments> heads, std::vector<std::string>& warnings) {
+SpectralLayer fit_spectral(const LayerArtifact& layer, std::span<const HeadMoments> heads, std::vector<std::string>& warnings,
+                           QuadErrors& errors) {
   const LayerShape& shape = layer.shape;
   const Rope rope(shape.rope, shape.k_dim);
   const Eigen::Index dim = shape.k_dim;
@@ -260,7 +268,9 @@ SpectralLayer fit_spectral(const LayerArtifact& layer, std::span<const HeadMomen
   result.mean.resize(shape.n_head_kv, dim);
   result.inverse_sigma = MatrixF::Zero(shape.n_head_kv, dim);
   result.step.assign(kSpectralWidths, MatrixF(shape.n_head_kv, dim));
-  std::vector<std::vector<std::vector<double>>> errors;
+  double output = 0;
+  for (const HeadMoments& head : heads) output += head.importance.output_energy;
+  errors.clear();
   for (std::size_t h = 0; h < bases.size(); ++h) {
     const auto row = static_cast<Eigen::Index>(h);
     Basis& basis = bases[h];
@@ -279,26 +289,49 @@ SpectralLayer fit_spectral(const LayerArtifact& layer, std::span<const HeadMomen
     for (Eigen::Index i = 0; i < z.rows(); ++i) weight[i] = heads[h].importance.sample_weights[size_of(i / copies)];
     const Steps steps = search_steps(z, weight);
     for (int w = 0; w < kSpectralWidths; ++w) result.step[size_of(w)].row(row) = steps.step.row(w);
+    const double scale = largest * largest / (static_cast<double>(weight.sum()) * (output > 0 ? output : 1.0));
     auto& of_head = errors.emplace_back();
     for (Eigen::Index q = 0; q < dim / kSpectralQuad; ++q) {
       std::vector<double> quad(5, 0.0);
       for (Eigen::Index d = q * kSpectralQuad; d < (q + 1) * kSpectralQuad; ++d) {
-        for (std::size_t l = 0; l < quad.size(); ++l) quad[l] += steps.error[size_of(d)][l];
+        for (std::size_t l = 0; l < quad.size(); ++l) quad[l] += scale * steps.error[size_of(d)][l];
       }
       of_head.push_back(std::move(quad));
     }
   }
-  for (const double rate : kSpectralRates) {
-    const int digits = static_cast<int>(rate * static_cast<double>(dim) / 2.0) * shape.n_head_kv;
-    const std::vector<std::vector<int>> shared = share_digits(errors, digits, rate > 2.0 ? 4 : 3);
-    MatrixF& width = result.width.emplace_back(shape.n_head_kv, dim);
-    for (Eigen::Index h = 0; h < shape.n_head_kv; ++h) {
-      for (Eigen::Index d = 0; d < dim; ++d)
-        width(h, d) = 2.0F * static_cast<float>(shared[size_of(h)][size_of(d / kSpectralQuad)]);
-    }
-  }
   fit_values(shape, heads, result);
   return result;
+}
+
+void share_widths(std::span<SpectralLayer* const> layers, std::span<const QuadErrors> errors) {
+  const auto digits_of = [](const SpectralLayer& layer, double rate) {
+    return static_cast<int>(rate * static_cast<double>(layer.mean.cols()) / 2.0) * static_cast<int>(layer.mean.rows());
+  };
+  for (const double rate : kSpectralRates) {
+    const int most = rate > 2.0 ? 4 : 3;
+    QuadErrors all;
+    int digits = 0;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const int own = digits_of(*layers[i], rate);
+      digits += own;
+      const double noise = total_error(errors[i], share_digits(errors[i], own, most));
+      const double weight = noise > 0 ? 1.0 / std::sqrt(noise) : 0.0;
+      for (const auto& head : errors[i]) {
+        for (auto& quad : all.emplace_back(head)) {
+          for (double& error : quad) error *= weight;
+        }
+      }
+    }
+    const std::vector<std::vector<int>> shared = share_digits(all, digits, most);
+    auto head = shared.begin();
+    for (SpectralLayer* layer : layers) {
+      MatrixF& width = layer->width.emplace_back(layer->mean.rows(), layer->mean.cols());
+      for (Eigen::Index h = 0; h < width.rows(); ++h, ++head) {
+        for (Eigen::Index d = 0; d < width.cols(); ++d)
+          width(h, d) = 2.0F * static_cast<float>((*head)[size_of(d / kSpectralQuad)]);
+      }
+    }
+  }
 }
 
 }  // namespace oscar

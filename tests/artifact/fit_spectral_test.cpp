@@ -23,125 +23,6 @@ namespace {
 using test::Activations;
 using test::layer_shape;
 
-// --- share_digits ---
-
-using Errors = std::vector<std::vector<std::vector<double>>>;
-
-Errors random_errors(std::size_t heads, std::size_t quads, int max_digits, unsigned seed) {
-  std::mt19937 rng(seed);
-  std::uniform_real_distribution<double> uniform;
-  Errors errors(heads, std::vector<std::vector<double>>(quads));
-  for (auto& head : errors) {
-    for (auto& quad : head) {
-      double e = std::pow(4.0, 5 * uniform(rng));
-      for (int l = 0; l <= max_digits; ++l) {
-        quad.push_back(e);
-        e *= 0.05 + 0.5 * uniform(rng);
-      }
-    }
-  }
-  return errors;
-}
-
-double total_error(const Errors& errors, const std::vector<std::vector<int>>& digits) {
-  double total = 0;
-  for (std::size_t h = 0; h < errors.size(); ++h) {
-    for (std::size_t q = 0; q < errors[h].size(); ++q) total += errors[h][q][static_cast<std::size_t>(digits[h][q])];
-  }
-  return total;
-}
-
-// Digits of each head, which must be multiples of 16, and their sum.
-int checked_sum(const std::vector<std::vector<int>>& digits, int max_digits) {
-  int sum = 0;
-  for (const std::vector<int>& head : digits) {
-    int of_head = 0;
-    for (const int l : head) {
-      EXPECT_GE(l, 0);
-      EXPECT_LE(l, max_digits);
-      of_head += 4 * l;
-    }
-    EXPECT_EQ(of_head % kSpectralSlots, 0);
-    sum += of_head;
-  }
-  return sum;
-}
-
-// All assignments, one by one.
-double least_error(const Errors& errors, int digits, int max_digits) {
-  double least = std::numeric_limits<double>::infinity();
-  std::vector<std::vector<int>> at(errors.size(), std::vector<int>(errors.front().size(), 0));
-  const std::function<void(std::size_t, std::size_t, int, int)> visit = [&](std::size_t h, std::size_t q, int of_head,
-                                                                            int left) {
-    if (left < 0) return;
-    if (h == errors.size()) {
-      if (left == 0) least = std::min(least, total_error(errors, at));
-      return;
-    }
-    if (q == errors[h].size()) {
-      if (of_head % 16 == 0) visit(h + 1, 0, 0, left);
-      return;
-    }
-    for (int l = 0; l <= max_digits; ++l) {
-      at[h][q] = l;
-      visit(h, q + 1, of_head + 4 * l, left - 4 * l);
-    }
-  };
-  visit(0, 0, 0, digits);
-  return least;
-}
-
-TEST(ShareDigits, IsTheLeastOfAllAssignments) {
-  for (unsigned seed = 0; seed < 12; ++seed) {
-    const int max_digits = seed % 2 == 0 ? 3 : 4;
-    const Errors errors = random_errors(2, 4, max_digits, seed);
-    for (const int digits : {16, 32, 48, 64, 80, 96}) {
-      if (digits > 2 * 4 * 4 * max_digits) continue;
-      const auto shared = share_digits(errors, digits, max_digits);
-      EXPECT_EQ(checked_sum(shared, max_digits), digits);
-      const double least = least_error(errors, digits, max_digits);
-      EXPECT_NEAR(total_error(errors, shared), least, 1e-12 * least) << "seed " << seed << " digits " << digits;
-    }
-  }
-}
-
-TEST(ShareDigits, HeadsShareOneBudget) {
-  Errors errors = random_errors(3, 16, 4, 77);
-  for (auto& quad : errors[1]) {
-    for (double& e : quad) e *= 1e6;
-  }
-  for (auto& quad : errors[2]) {
-    for (double& e : quad) e = 0;
-  }
-  const auto shared = share_digits(errors, 192, 4);
-  EXPECT_EQ(checked_sum(shared, 4), 192);
-  const auto of_head = [&](std::size_t h) { return std::accumulate(shared[h].begin(), shared[h].end(), 0); };
-  EXPECT_GE(of_head(1), 2 * of_head(0));
-  EXPECT_EQ(of_head(2), 0);
-  double before = std::numeric_limits<double>::infinity();
-  for (int digits = 0; digits <= 768; digits += 16) {
-    const double error = total_error(errors, share_digits(errors, digits, 4));
-    EXPECT_LT(error, before) << digits;
-    before = error;
-    if (digits == 512) break;  // head 2 has nothing to gain
-  }
-}
-
-TEST(ShareDigits, BudgetsAreRoundedDownAndMustFit) {
-  const Errors errors = random_errors(2, 4, 3, 5);
-  EXPECT_EQ(checked_sum(share_digits(errors, 31, 3), 3), 16);
-  EXPECT_EQ(checked_sum(share_digits(errors, 15, 3), 3), 0);
-  EXPECT_EQ(checked_sum(share_digits(errors, 96, 3), 3), 96);
-  try {
-    share_digits(errors, 112, 3);
-    ADD_FAILURE() << "112 digits in 2 heads of 16 coordinates";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "spectral: 112 digits do not fit 2 heads");
-  }
-}
-
-// --- fit ---
-
 // What ImportanceCollector would give if all tokens and queries weighed the same.
 HeadImportance even_importance(const Activations& a, int head) {
   const LayerShape& shape = a.shape;
@@ -236,6 +117,7 @@ struct Fitted {
   std::vector<HeadMoments> heads;
   LayerArtifact layer;
   std::vector<std::string> warnings;
+  QuadErrors errors;
 };
 
 Fitted fitted(const Activations& a, const std::function<void(std::vector<HeadMoments>&)>& change = nullptr) {
@@ -243,7 +125,9 @@ Fitted fitted(const Activations& a, const std::function<void(std::vector<HeadMom
   f.heads = heads_of(a);
   if (change) change(f.heads);
   f.layer = means_of(a, f.heads);
-  f.layer.spectral = fit_spectral(f.layer, f.heads, f.warnings);
+  f.layer.spectral = fit_spectral(f.layer, f.heads, f.warnings, f.errors);
+  SpectralLayer* layer = &f.layer.spectral;
+  share_widths({&layer, 1}, {&f.errors, 1});
   return f;
 }
 
