@@ -41,25 +41,25 @@ def document(model):
     return body, QUESTION if PINS["models"][model]["chat"] else f"Question: {QUESTION}\nAnswer:"
 
 
-def artifact_version():
-    """Between releases of the tool, artifacts still gain content that new code needs."""
+def artifact_versions():
+    """Between releases of the tool, artifacts still gain content that new code needs, and the fit improves."""
     header = (ROOT / "include" / "oscar" / "artifact" / "artifact.h").read_text()
-    return int(re.search(r"kArtifactVersion = (\d+);", header).group(1))
+    return [int(re.search(rf"{name} = (\d+);", header).group(1)) for name in ("kArtifactVersion", "kFitRevision")]
 
 
-def calibrated(model, gguf):
-    """The artifact, made once for a model, text, size, version of the tool and of the file format."""
+def calibrated(model, gguf, tokens=CALIBRATION_TOKENS):
+    """The artifact, made once for a model, text, size, version of the tool, of the file format and of the fit."""
     version = subprocess.run([OSCAR, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    key = json.dumps([PINS["models"][model]["sha256"], PINS["texts"]["calibration"]["sha256"], CALIBRATION_TOKENS, version, artifact_version()])
+    key = json.dumps([PINS["models"][model]["sha256"], PINS["texts"]["calibration"]["sha256"], tokens, version, artifact_versions()])
     artifact = CACHE / "artifacts" / f"{model}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.oscar.safetensors"
     if artifact.exists():
         say(f"calibration of {model} is there: {artifact}")
         return artifact
-    say(f"calibrating {model} on {CALIBRATION_TOKENS} tokens of technical prose and code")
+    say(f"calibrating {model} on {tokens} tokens of technical prose and code")
     artifact.parent.mkdir(parents=True, exist_ok=True)
     partial = artifact.with_name("partial-" + artifact.name)
     with tempfile.TemporaryDirectory() as folder:
-        oscar("calibrate", "-m", gguf, "-f", CACHE / "texts" / "calibration.txt", "--tokens", CALIBRATION_TOKENS, "-o", partial,
+        oscar("calibrate", "-m", gguf, "-f", CACHE / "texts" / "calibration.txt", "--tokens", tokens, "-o", partial,
               "--moments", Path(folder) / "moments.safetensors", stdout=sys.stderr)
     partial.replace(artifact)
     return artifact

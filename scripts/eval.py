@@ -6,7 +6,8 @@ usage: eval.py [MODEL] [quick|full] [OPTION...]   after scripts/setup and script
 (nothing)  every method, 2 sequences of 4096 tokens, all tasks                            build/eval-MODEL.json
 quick      our codecs and published OSCAR, 1 sequence of 4096 tokens, most tasks          build/eval-MODEL.json
 full       our codecs and published OSCAR, 4 sequences of 8192 tokens, half prose and half code, on an F16 re-encoding of the
-           same weights, so that 8-bit activations do not hide what is measured           build/eval-MODEL-f16.json
+           same weights, so that 8-bit activations do not hide what is measured; calibrated on 32768 tokens, not on 8192
+                                                                                          build/eval-MODEL-f16.json
 """
 import os
 import subprocess
@@ -16,6 +17,7 @@ import llama
 from common import CACHE, MODELS, ROOT, Failure, main, run, say, write_atomically
 from demo import OSCAR, STRICT, calibrated
 
+FULL_CALIBRATION_TOKENS = 32768  # what `oscar calibrate` takes by default
 SIZES = {"": ["--all", "--sequences", 2], "quick": ["--quick"], "full": ["--ctx-size", 8192, "--sequences", 4, "--tasks", "kl"]}
 
 
@@ -32,11 +34,15 @@ def f16(model):
     return target
 
 
+def artifact_of(model, size):
+    gguf = CACHE / "models" / f"{model}.gguf"
+    return calibrated(model, gguf, FULL_CALIBRATION_TOKENS) if size == "full" else calibrated(model, gguf)
+
+
 def evaluate(model, size="", options=()):
     """Runs `oscar eval`; returns its table and the path of its JSON."""
-    gguf = CACHE / "models" / f"{model}.gguf"
-    artifact = calibrated(model, gguf)
-    judged = f16(model) if size == "full" else gguf
+    artifact = artifact_of(model, size)
+    judged = f16(model) if size == "full" else CACHE / "models" / f"{model}.gguf"
     command = [OSCAR, "eval", "-m", judged, "-f", CACHE / "texts" / "essays.txt", "-f", CACHE / "texts" / "code.txt",
                "--oscar", artifact, *SIZES[size], *options]
 
@@ -61,7 +67,7 @@ def run_main():
     table, target = evaluate(model, size, words)
     print(table)
     page = target.with_suffix(".html")
-    run([OSCAR, "report", target, "--oscar", calibrated(model, CACHE / "models" / f"{model}.gguf"), "-o", page], stdout=sys.stderr)
+    run([OSCAR, "report", target, "--oscar", artifact_of(model, size), "-o", page], stdout=sys.stderr)
     say(f"done; the numbers are in {target.relative_to(ROOT)}, their plots in {page.relative_to(ROOT)}")
     return 0
 

@@ -423,6 +423,7 @@ Artifact fit(const ModelMoments& moments, const FitOptions& options, FitReport* 
   }
 
   artifact.provenance["tokens"] = tokens;
+  artifact.provenance["fit_revision"] = kFitRevision;
   artifact.provenance["sources"] = nlohmann::json::array();
   for (const TextSource& source : moments.sources) {
     artifact.provenance["sources"].push_back(to_json(source));

@@ -12,7 +12,7 @@
 //   layers.N.spectral.v_signs [Hkv, Dv]   layers.N.spectral.v_scale [Hkv]
 // `__metadata__` holds one key "oscar" with the JSON text of: format "oscar-artifact", format_version 2, digest, tool
 // {name, version}, date, model {fingerprint, architecture, name, n_layer}, recipe (see Recipe), layers [LayerShape],
-// provenance {sources [{name, sha256, tokens}], tokens, ...free keys...}.
+// provenance {sources [{name, sha256, tokens}], tokens, fit_revision, ...free keys...}.
 // digest = SHA-256 over the metadata JSON (keys sorted, without "digest") followed by every tensor's name and bytes in name
 // order; verified on load. The recipe has layer_bits (text, codec/rates.h) only where layers deviate. Version 1 had no spectral
 // tensors and no k_bits and v_bits in the recipe; it is still read.
@@ -34,6 +34,8 @@
 namespace oscar {
 
 inline constexpr int kArtifactVersion = 2;
+// Changes with anything that makes another artifact of the same moments; in provenance as "fit_revision".
+inline constexpr int kFitRevision = 2;
 
 enum class MeanMode { none, statical, rope };  // "none", "static", "rope"
 MeanMode parse_mean_mode(std::string_view text);
