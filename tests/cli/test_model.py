@@ -129,10 +129,9 @@ class Model(unittest.TestCase):
         self.assertIn(self.calibrated["sources"][0]["sha256"], text)
         (shown,) = json.loads(embedded(text))["artifacts"]
         self.assertEqual([(h["layer"], h["head"]) for h in shown["heads"]], [(layer, head) for layer in range(30) for head in range(3)])
-        for rate, bits in enumerate((1.5, 2, 2.5, 3)):  # a layer's heads share what the rate gives
-            for layer in range(30):
-                of_layer = [int(d) for h in shown["heads"][3 * layer:3 * layer + 3] for d in h["widths"][rate]]
-                self.assertAlmostEqual(2 * sum(of_layer) / len(of_layer), bits, delta=0.17)
+        for rate, bits in enumerate((1.5, 2, 2.5, 3)):  # all heads of the model share what the rate gives
+            digits = [int(d) for h in shown["heads"] for d in h["widths"][rate]]
+            self.assertAlmostEqual(2 * sum(digits) / len(digits), bits, delta=0.01)
         self.assertTrue(all(len(h["spectrum"]) == 64 and min(h["spectrum"]) > 0 for h in shown["heads"]))
         noise = {}
         for head in self.calibrated["heads"]:
@@ -264,7 +263,8 @@ class Model(unittest.TestCase):
     def test_compare_credits_the_right_cache(self):
         """A model with sliding-window layers has two caches per context; memory and bits are those of the coded one."""
         artifact = self.folder / "sliding.oscar.safetensors"
-        done = oscar("calibrate", "-m", SLIDING_MODEL, "-f", CALIBRATION, *SIZE, "-o", artifact, timeout=600)
+        # In a context that its window covers, a layer with one counts as one without, and would share the digits.
+        done = oscar("calibrate", "-m", SLIDING_MODEL, "-f", CALIBRATION, "-c", "1024", "-n", "2048", "-o", artifact, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         done = oscar("compare", "-m", SLIDING_MODEL, "--oscar", artifact, "-f", TEXT, "-c", "576", "--chunks", "1", "--from", "352",
                      "--variant", "codec=int2", "-o", "json", timeout=600)
