@@ -22,8 +22,9 @@ __global__ void gains_kernel(std::uint8_t* pages, std::size_t n_pages, cuda::Lay
     const int head = static_cast<int>(i / kGains % layer.n_head_kv);
     const std::size_t page = i / kGains / layer.n_head_kv;
     const std::uint32_t gains = paged::key_bytes(layer.slots[head]) + paged::value_bytes(layer.head_dim);
+    const bool key = i % kGains < paged::kPageTokens;
     pages[page * layer.page_bytes + layer.head_offset[head] + gains + i % kGains] =
-        static_cast<std::uint8_t>(116 + mixed(i) % 24);
+        static_cast<std::uint8_t>(key ? 116 + mixed(i) % 24 : 34 + mixed(i) % 12);
   }
 }
 __global__ void halves_kernel(std::uint16_t* to, std::size_t n, std::uint64_t seed) {

@@ -9,7 +9,7 @@
 namespace oscar::bench {
 
 void fill_words(void* to, std::size_t bytes, std::uint64_t seed);                         // any bits
-void fill_gains(std::uint8_t* pages, std::size_t n_pages, const cuda::LayerView& layer);  // gains about 1: bytes 116 .. 139
+void fill_gains(std::uint8_t* pages, std::size_t n_pages, const cuda::LayerView& layer);  // gains about 1, no signs
 void fill_halves(std::uint16_t* to, std::size_t n, std::uint64_t seed);                   // uniform binary16 values in (-2, 2)
 
 void copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream);  // a multiple of 16 bytes

@@ -129,14 +129,19 @@ class AppendTile {
     };
     lines(32, e.coordinate + head_ * D, 16 * D);
     lines(96, e.constant_mean + head_ * D, 8 * D);
-    lines(128, e.value_factor + head_ * D, 4 * D);
-    lines(144, p_.layer.slot_source + head_ * p_.layer.max_slots, 2 * p_.layer.slots[head_]);
+#pragma unroll
+    for (int pattern = 0; pattern < paged::kPatterns; ++pattern) lines(128 + 8 * pattern, value_factors(pattern), 4 * D);
     lines(160, e.mean + head_ * e.n_pairs, 8 * e.n_pairs);
+    lines(168, p_.layer.slot_source + head_ * p_.layer.max_slots, 2 * p_.layer.slots[head_]);
     lines(192, e.theta, 8 * e.n_pairs);
     lines(224, e.pair, 4 * e.n_pairs);
   }
   [[nodiscard]] __device__ const float4* matrix_of_keys() const {
     return reinterpret_cast<const float4*>(p_.encoder.transform) + static_cast<std::int64_t>(head_) * D * (D / 4);
+  }
+
+  [[nodiscard]] __device__ const float* value_factors(int pattern) const {
+    return p_.encoder.value_factor + (pattern * p_.layer.n_head_kv + head_) * D;
   }
 
   // By the first warp.
@@ -216,7 +221,7 @@ class AppendTile {
           s_.x[0][8 * piece + 2 * j + 1][r] = __fsub_rn(__fsub_rn(x[2 * j + 1], two.z), two.w);
         }
       } else {
-        const auto* factors = reinterpret_cast<const float4*>(p_.encoder.value_factor + head_ * D + 8 * piece);
+        const auto* factors = reinterpret_cast<const float4*>(value_factors(pattern_at(row.position)) + 8 * piece);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float4 four = __ldg(factors + j);
@@ -392,7 +397,7 @@ class AppendTile {
     const float all = sum(key ? 0 : 1, r);
     if (key) {
       const float norm = fmaxf(kLeastNorm, __fsqrt_rn(__fdiv_rn(all, __ldg(p_.encoder.norm_count + head_))));
-      s_.gain_byte[r] = all < INFINITY ? gain_code(norm, p_.encoder.gain_edge) : 0;
+      s_.gain_byte[r] = all < INFINITY ? key_gain_code(norm, p_.encoder.key_gain_edge) : 0;
       return;
     }
     // Nothing, or too little for binary32: NaN makes all codes and the gain 0, as the codec has it.
@@ -511,7 +516,8 @@ class AppendTile {
     if (row.source < 0 || row.page == nullptr) return;
     const float product = sum(1, r);
     const float gain = __fdiv_rn(static_cast<float>(D), __fmul_rn(s_.factor[r], product));
-    gains(row)[kPageTokens] = gain_code(__fdiv_rn(gain, __ldg(p_.encoder.value_scale + head_)), p_.encoder.gain_edge);
+    const float scaled = __fdiv_rn(gain, __ldg(p_.encoder.value_scale + head_));
+    gains(row)[kPageTokens] = static_cast<std::uint8_t>(value_gain_code(scaled, p_.encoder.value_gain_edge, row.position));
   }
 
   // A token shares every byte of its digits with the token eight rows further in its group of 16. Where both are in the tile,

@@ -22,9 +22,9 @@ inline constexpr int kAttendRegisters = D > 128 ? 224 : (kMean ? 128 : 112);
 template <int D>
 inline constexpr int kTiles = D / 16;
 
-// Shared memory of a block: gain table [256], RoPE-mean table and steps, then per warp: scratch 512 bytes, barriers, queries,
-// mean weights, ring.
-inline constexpr std::uint32_t kGainTableBytes = 1024;
+// Shared memory of a block: gains of key bytes [256] and of value bytes [256], RoPE-mean table and steps, then per warp:
+// scratch 512 bytes, barriers, queries, mean weights, ring.
+inline constexpr std::uint32_t kGainTableBytes = 2048;
 inline constexpr std::uint32_t kScratchBytes = 512;
 inline constexpr std::uint32_t kBarrierBytes = 128;
 
@@ -66,7 +66,8 @@ class WarpAttention {
   __device__ void attend_exact(int sequence, int head, const Tiers& tiers, int begin, int end) {
     const int item = sequence * p_.heads + head;
     const int kv = head / p_.subgroups;
-    reset();
+    state_ = State();
+    clear_sums();
     const std::int32_t* table = p_.block_table + static_cast<std::int64_t>(sequence) * (p_.sink / kBlockTokens + p_.ring);
     constexpr std::uint32_t kHalfBytes = kBlockTokens * D * 2;
     const auto address = [&](std::int32_t block) {
@@ -148,14 +149,14 @@ class WarpAttention {
       ring_.release();
       issue(2 * (unit - begin) + 1 + ring_.stages());
     }
-    store(2U * static_cast<std::uint32_t>(item), head, 1.0F, 1.0F, 0.0F);
+    store(kHeadParts * static_cast<std::uint32_t>(item), head, 1.0F, 1.0F, 0.0F);
   }
 
-  // Pages [begin, end) of the coded tier.
+  // Pages [begin, end) of the coded tier, in the order of Tiers::page_of().
   __device__ void attend_coded(int sequence, int head, const Tiers& tiers, int begin, int end) {
     const int item = sequence * p_.heads + head;
     const int kv = head / p_.subgroups;
-    reset();
+    state_ = State();
     const int slots = p_.layer.slots[kv];
     const std::uint32_t bytes = kept(paged::head_bytes(slots, D));
     const std::uint32_t gains = bytes - 2 * kPageTokens;
@@ -165,32 +166,44 @@ class WarpAttention {
     const auto issue = [&](std::int32_t page) {
       ring_.issue(base + static_cast<std::uint64_t>(page) * p_.layer.page_bytes, bytes);
     };
-    for (int i = 0; i < ring_.stages() && begin + i < end; ++i) issue(__ldg(table + begin + i));
+    const int pages = tiers.pages();
+    paged::PageWalk at(tiers, begin, end);
+    paged::PageWalk ahead = at;  // at the next page to be issued
+    for (int i = 0; i < ring_.stages() && ahead.left > 0; ++i) {
+      issue(__ldg(table + ahead.page));
+      if (!ahead.next()) ahead.next_series(pages);
+    }
     wait_once();
     const int steps = static_cast<int>(kept(static_cast<std::uint32_t>(slots / 16)));
     const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
     // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand
     // higher: in S they are rows (16 times), in P * gain columns (4 times).
     const float unit = lane_ < 16 ? header[0] * (lane_ < 8 ? 1.0F : 0.0625F) : kValueScale * (lane_ < 24 ? 1.0F : 0.25F);
+    const std::uint32_t gain_table = kept(gain_table_ + (lane_ < 16 ? 0U : kGainTableBytes / 2));
     const float start[4] = {header[8 + State::head(lane_, 0)], header[8 + State::head(lane_, 1)],
                             header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
     const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
     load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
-    if constexpr (kMean) means_.start(item, tiers.first_page() + begin);
 
     // Pages of which a part belongs to the exact tier, for all queries or for some.
     const int first_cut = tiers.sink_end % kPageTokens != 0 ? 0 : -1;
     const int last_cuts = max(tiers.n - (p_.queries - 1) - p_.recent, 0) / kPageTokens - tiers.first_page();
     const int coded_end[2] = {seen_by_column(tiers, head, 0) - p_.recent, seen_by_column(tiers, head, 1) - p_.recent};
-    const std::int32_t* next_id = table + begin + ring_.stages();
-    int ahead = end - begin - ring_.stages();  // tiles that are still to be issued
 
-    float mean[4][State::kRows][2], next_mean[4][State::kRows][2];  // logits of this page and the next
-    for (int page = begin; page < end; ++page) {
-      const std::int32_t next_page = ahead > 0 ? __ldg(next_id) : 0;
-      ++next_id;
+    float mean[4][State::kRows][2], next_mean[4][State::kRows][2];  // logits of this page and the next of its series
+    const std::int32_t* next_id = table + ahead.page;
+    bool next_known = false;
+    if constexpr (kMean) means_.start(item, tiers.first_page() + at.page);
+    clear_sums();
+    for (;;) {
+      const std::int32_t next_page = ahead.left > 0 ? __ldg(next_id) : -1;
+      next_id += paged::kPatterns;
+      if (!ahead.next()) {
+        ahead.next_series(pages);
+        next_id = table + ahead.page;
+      }
       const std::uint32_t tile = ring_.acquire();
-      convert_gains(tile + gains, unit);
+      convert_gains(tile + gains, gain_table, unit);
 
       float acc[4][4];
       key_product(tile, steps, start, acc);
@@ -198,7 +211,8 @@ class WarpAttention {
       float y[4][State::kRows][2];
       const float offset[2] = {constant[0] - state_.max[0], constant[1] - state_.max[1]};
       if constexpr (kMean) {
-        if ((page - begin) % 2 == 0) means_.logits(mean, next_mean);
+        if (!next_known) means_.logits(mean, next_mean);
+        next_known = !next_known;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -228,8 +242,8 @@ class WarpAttention {
         }
       }
       if (p_.soft_cap > 0.0F) state_.template soft_cap<4>(y, p_.soft_cap * kLog2E);
-      if (page == first_cut || page >= last_cuts) {
-        const int position = (tiers.first_page() + page) * kPageTokens;
+      if (at.page == first_cut || at.page >= last_cuts) {
+        const int position = (tiers.first_page() + at.page) * kPageTokens;
         hide(tiers.sink_end - position, coded_end[0] - position, coded_end[1] - position, y);
       }
       state_.template update<4>(y, out_, weight_);
@@ -249,11 +263,21 @@ class WarpAttention {
       for (int j = 0; j < 4; ++j) probability_fragment<kWide>(y[j], b[j][0], b[j][1]);
       value_product(tile + values, b);
       ring_.release();
-      if (--ahead >= 0) issue(uniform(next_page));
+      const auto id = static_cast<std::int32_t>(uniform(kept(static_cast<std::uint32_t>(next_page))));  // waited for here only
+      if (id >= 0) issue(id);
+      if (at.next()) continue;
+
+      // The series is over. The factor 2^24 of the subnormals, kValueScale, and the place of the rows' fields; 1.5 is the
+      // centre of the codes.
+      constexpr float kFactor = 16777216.0F / kValueScale;
+      const auto series = static_cast<std::uint32_t>(at.page % paged::kPatterns);
+      store(kHeadParts * static_cast<std::uint32_t>(item) + 1U + series, head, kFactor, kFactor / 16.0F, 1.5F / kValueScale);
+      if (at.more == 0) break;
+      at.next_series(pages);
+      if constexpr (kMean) means_.jump(tiers.first_page() + at.page);
+      next_known = false;
+      clear_sums();
     }
-    // The factor 2^24 of the subnormals, kValueScale, and the place of the rows' fields; 1.5 is the centre of the codes.
-    constexpr float kFactor = 16777216.0F / kValueScale;
-    store(2U * static_cast<std::uint32_t>(item) + 1U, head, kFactor, kFactor / 16.0F, 1.5F / kValueScale);
   }
 
  private:
@@ -261,8 +285,9 @@ class WarpAttention {
 
   [[nodiscard]] __device__ int query_lane() const { return kWide ? lane_ : lane_ & 15; }
 
-  __device__ void reset() {
-    state_ = State();
+  // The maximum stays.
+  __device__ void clear_sums() {
+    state_.sum[0] = state_.sum[1] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kTiles<D>; ++i) {
 #pragma unroll
@@ -292,13 +317,13 @@ class WarpAttention {
                          16U * static_cast<std::uint32_t>(query_lane()) + 8U * static_cast<std::uint32_t>(step & 1));
   }
 
-  __device__ void convert_gains(std::uint32_t gains, float unit) {
+  __device__ void convert_gains(std::uint32_t gains, std::uint32_t table, float unit) {
     const std::uint32_t four = load_shared_4(gains + 4U * static_cast<std::uint32_t>(lane_));
     float4 factor;
-    factor.x = unit * load_shared_float(gain_table_ + ((four << 2) & 0x3FCU));
-    factor.y = unit * load_shared_float(gain_table_ + ((four >> 6) & 0x3FCU));
-    factor.z = unit * load_shared_float(gain_table_ + ((four >> 14) & 0x3FCU));
-    factor.w = unit * load_shared_float(gain_table_ + ((four >> 22) & 0x3FCU));
+    factor.x = unit * load_shared_float(table | ((four << 2) & 0x3FCU));
+    factor.y = unit * load_shared_float(table | ((four >> 6) & 0x3FCU));
+    factor.z = unit * load_shared_float(table | ((four >> 14) & 0x3FCU));
+    factor.w = unit * load_shared_float(table | ((four >> 22) & 0x3FCU));
     __syncwarp();
     store_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>(lane_), factor);
   }
@@ -451,7 +476,7 @@ __device__ __forceinline__ void store_empty(const DecodeParams& p, std::uint32_t
 
 template <int D, bool kWide, bool kMean>
 __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __grid_constant__ DecodeParams p) {
-  extern __shared__ __align__(128) std::uint8_t shared[];
+  extern __shared__ __align__(1024) std::uint8_t shared[];
   let_successor_start();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -464,7 +489,10 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
   WarpAttention<D, kWide, kMean> attention(
       p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes, lane, worker);
   for (int n = thread; n < 256; n += warps * 32) {
-    reinterpret_cast<float*>(shared)[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
+    auto* gains = reinterpret_cast<float*>(shared);
+    gains[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
+    const int value = n % paged::kValueGains;  // above it is the pattern
+    gains[256 + n] = value == 0 ? 0.0F : exp2_fast(static_cast<float>(value - 40) / 8.0F);
   }
   if constexpr (kMean) RopeMeans<kWide>::fill_tables(p, shared + kGainTableBytes, thread, warps * 32);
 
@@ -474,8 +502,8 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
   SequenceStart at{p.batch, 0};
   if (begin < end) at = find_sequence(p, begin, lane);
   const std::uint32_t unit_cost = exact_cost(p);
-  // Units of a part that starts at `from` on the line whose first byte lies in [begin, end).
-  const auto attend = [&](std::uint32_t from, int units, std::uint32_t cost, std::uint32_t part, auto&& work) {
+  // Units of a tier that starts at `from` on the line whose first byte lies in [begin, end).
+  const auto attend = [&](std::uint32_t from, int units, std::uint32_t cost, auto&& part_of, auto&& work) {
     const std::uint32_t length = static_cast<std::uint32_t>(units) * cost;
     if (length == 0 || from >= end || from + length <= begin) return;
     const auto count = [&](std::uint32_t limit) {
@@ -483,23 +511,27 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
     };
     const int first = count(begin);
     const int last = count(end);
-    if (first < last) {
-      work(first, last);
-    } else {
+    if (first < last) work(first, last);
+    // Where the piece begins within a unit, it touches a part in which it may have nothing to do.
+    if (from + static_cast<std::uint32_t>(first) * cost > begin && first > 0 &&
+        (first == last || part_of(first - 1) != part_of(first))) {
       attention.wait_once();
-      store_empty(p, part, worker, lane);
+      store_empty(p, part_of(first - 1), worker, lane);
     }
   };
   for (int sequence = at.sequence; sequence < p.batch && at.begin < end; ++sequence) {
     const Tiers t = tiers(p, sequence);
     for (int head = 0; head < p.heads && at.begin < end; ++head) {
-      const std::uint32_t part = 2U * static_cast<std::uint32_t>(sequence * p.heads + head);
+      const std::uint32_t part = kHeadParts * static_cast<std::uint32_t>(sequence * p.heads + head);
       const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * unit_cost;
       const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost(p, head);
-      attend(at.begin, t.exact_blocks(), unit_cost, part,
-             [&](int first, int last) { attention.attend_exact(sequence, head, t, first, last); });
-      attend(at.begin + exact, t.pages(), page_cost(p, head), part + 1,
-             [&](int first, int last) { attention.attend_coded(sequence, head, t, first, last); });
+      attend(
+          at.begin, t.exact_blocks(), unit_cost, [&](int) { return part; },
+          [&](int first, int last) { attention.attend_exact(sequence, head, t, first, last); });
+      attend(
+          at.begin + exact, t.pages(), page_cost(p, head),
+          [&](int i) { return part + 1U + static_cast<std::uint32_t>(t.series_of(i)); },
+          [&](int first, int last) { attention.attend_coded(sequence, head, t, first, last); });
       at.begin += exact + coded;
     }
   }

@@ -33,8 +33,8 @@ const DeviceLimits& device() {
 std::size_t lay_out(DecodeParams& p, void* workspace) {
   const std::size_t items = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads);
   const std::size_t dim = static_cast<std::size_t>(p.layer.head_dim);
-  const std::size_t rows =
-      (2 * items + static_cast<std::size_t>(kMaxMultiprocessors * kMostWarps)) * static_cast<std::size_t>(p.stride_heads);
+  const std::size_t rows = (kHeadParts * items + static_cast<std::size_t>(kMaxMultiprocessors * kMostWarps)) *
+                           static_cast<std::size_t>(p.stride_heads);
   std::size_t at = 0;
   const auto take = [&](auto*& pointer, std::size_t bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(workspace) + at);

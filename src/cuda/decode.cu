@@ -13,8 +13,9 @@ std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 constexpr int kFewPages = 24;  // of a warp
 constexpr int kFewWarps = 12;
 
-// Shared memory left to a block of the kernels before and after.
-constexpr std::uint32_t kBesideBytes = 28 << 10;
+// Shared memory left to a block of the kernels before and after; more would cost warps of heads with means.
+template <int D>
+constexpr std::uint32_t kBesideBytes = (D > 128 ? 20 : 26) << 10;
 
 // overlaps: may start before its predecessor in the stream ended.
 template <class Kernel>
@@ -40,7 +41,7 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
   p.stage_bytes = (longest + 127U) / 128U * 128U;
   const std::uint32_t common = kGainTableBytes + (kMean ? RopeMeans<kWide>::table_bytes(p) : 0U);
   const std::uint32_t fixed = kScratchBytes + kBarrierBytes + p.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(p) : 0U);
-  const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes;
+  const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes<D>;
   // With little to do per warp, fewer of them: partial results are fewer, and the kernels before and after find room beside
   // this one.
   const std::int64_t pages = std::int64_t{p.batch} * p.page_columns * p.heads;
@@ -70,8 +71,9 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
   }();
   const bool overlaps = device.major >= 9;
-  // A merge has about workers / (batch * heads) rows per head to read, eight of them at once per warp.
-  const int merge_warps = std::clamp(static_cast<int>(p.workers) / (p.batch * p.heads) / 8, 1, kMergeWarps);
+  // A merge has about so many rows per head to read, four of them at once per warp.
+  const int rows = static_cast<int>(p.workers) / (p.batch * p.heads) + kHeadParts;
+  const int merge_warps = std::clamp(rows / 4, 1, kMergeWarps);
   cudaError_t status = raised;
   const int items = p.batch * p.heads;
   if (status == cudaSuccess)

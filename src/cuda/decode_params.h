@@ -14,6 +14,8 @@ inline constexpr int kHeadsPerTile = 8;          // query rows of a virtual KV h
 inline constexpr std::uint32_t kCostUnit = 128;  // bytes
 inline constexpr int kMostSlots = 512;           // of a head
 inline constexpr int kMostWarps = 16;            // of a block of the attention kernel
+// Of a virtual head: the exact tier, and the four series of coded pages.
+inline constexpr int kHeadParts = 1 + paged::kPatterns;
 
 struct DecodeParams {
   LayerView layer;

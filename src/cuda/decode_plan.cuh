@@ -1,11 +1,12 @@
 // The plan that shares the work of a decode out over the warps.
 //
 // Work is a line of bytes: for each sequence, for each virtual KV head (a KV head and up to 8 of its query rows), first the
-// exact blocks, then the coded pages. It is cut into equal pieces, one per warp of the grid, rounded to whole blocks and pages.
-// So heads with more slots get more warps, ragged batches are balanced, and every warp walks consecutive pages. Part 2 v is the
-// exact tier of virtual head v = sequence * heads + head, part 2 v + 1 its coded tier. A warp leaves one partial result per
-// part it touches, in row part + warp: along the line either the part or the warp advances by one, so rows never collide. Every
-// warp finds its piece by itself, from the lengths: no plan is stored, nothing is sent back to the host.
+// exact blocks, then the coded pages, series by series (see paged::Tiers): values of one pattern of signs are summed in one
+// basis. It is cut into equal pieces, one per warp of the grid, rounded to whole blocks and pages. So heads with more slots get
+// more warps, ragged batches are balanced, and every warp walks pages that follow each other in their series. Part 5 v is the
+// exact tier of virtual head v = sequence * heads + head, part 5 v + 1 + s series s of its coded tier. A warp leaves one
+// partial result per part it touches, in row part + warp: along the line either the part or the warp advances by one, so rows
+// never collide. Every warp finds its piece by itself, from the lengths: no plan is stored, nothing is sent back to the host.
 #pragma once
 
 #include "cuda/decode_params.h"
@@ -18,7 +19,7 @@ using paged::Tiers;
 
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
-inline constexpr float kValueScale = 64.0F;  // P times V's gain is below 2 * 2^8: the largest binary16 is not reached
+inline constexpr float kValueScale = 4096.0F;  // P times V's gain is below 2 * 2^2.88: the largest binary16 is not reached
 
 __device__ __forceinline__ std::uint32_t exact_cost(const DecodeParams& p) {
   return static_cast<std::uint32_t>(p.layer.head_dim) * 2 * 2 * kBlockTokens / kCostUnit;

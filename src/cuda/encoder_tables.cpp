@@ -59,7 +59,8 @@ EncoderTables::EncoderTables(const paged::EncodeTables& t) : impl_(std::make_uni
   v.gain = m.gain.data();
   v.value_inverse_step = t.value_inverse_step;
   std::copy(t.value_level.begin(), t.value_level.end(), v.value_level);
-  std::copy(t.gain_edge.begin(), t.gain_edge.end(), v.gain_edge);
+  std::copy(t.key_gain_edge.begin(), t.key_gain_edge.end(), v.key_gain_edge);
+  std::copy(t.value_gain_edge.begin(), t.value_gain_edge.end(), v.value_gain_edge);
 }
 
 EncoderTables::~EncoderTables() = default;

@@ -8,11 +8,77 @@ namespace oscar::cuda {
 
 inline constexpr int kMergeWarps = 16;  // at most
 
+// Sums of coded values in the Hadamard basis of a pattern, kValues neighbours in each lane, back to the model's: butterflies
+// within a lane, then across lanes. Without signs and the factor 1 / sqrt(D).
+template <int kValues>
+__device__ __forceinline__ void turn_back(float (&x)[kValues], int lane) {
+#pragma unroll
+  for (int d = 1; d < kValues; d *= 2) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      if ((k & d) == 0) {
+        const float a = x[k];
+        const float b = x[k + d];
+        x[k] = a + b;
+        x[k + d] = a - b;
+      }
+    }
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float sign = (lane & d) == 0 ? 1.0F : -1.0F;
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) x[k] = fmaf(sign, x[k], __shfl_xor_sync(~0U, x[k], d));
+  }
+}
+
+// Where the partial results of a virtual head stand; lane i < kHeadParts knows those of part i.
+struct PartRows {
+  int count;             // of all parts
+  int end;               // of the lane's part, counted over all parts
+  std::uint32_t offset;  // from that count to the row
+
+  // Rows are those of the workers whose piece of the line meets a part.
+  __device__ PartRows(const DecodeParams& p, int sequence, int head, int lane) {
+    const Shares share = shares(p, lane);
+    const Tiers t = tiers(p, sequence);
+    const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * exact_cost(p);
+    std::uint32_t from = sequence_begin(p, sequence, lane);
+    for (int h = 0; h < head; ++h) from += exact + static_cast<std::uint32_t>(t.pages()) * page_cost(p, h);
+    std::uint32_t length = lane == 0 ? exact : 0;
+    const std::uint32_t cost = page_cost(p, head);
+    if (lane > 0) from += exact;
+#pragma unroll
+    for (int series = 0; series < paged::kPatterns; ++series) {
+      const std::uint32_t bytes = static_cast<std::uint32_t>(t.series_pages(series)) * cost;
+      if (series + 1 < lane) from += bytes;
+      if (series + 1 == lane) length = bytes;
+    }
+    const std::uint32_t worker = length == 0 ? 0 : from / share.share;
+    const int mine = length == 0 ? 0 : static_cast<int>((from + length - 1) / share.share - worker) + 1;
+    end = mine;
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2) {
+      const int other = __shfl_up_sync(~0U, end, d);
+      if (lane >= d) end += other;
+    }
+    offset = kHeadParts * static_cast<std::uint32_t>(sequence * p.heads + head) + static_cast<std::uint32_t>(lane) + worker -
+             static_cast<std::uint32_t>(end - mine);
+    count = __shfl_sync(~0U, end, kHeadParts - 1);
+  }
+  [[nodiscard]] __device__ int part_of(int i, int lane) const {
+    return __popc(__ballot_sync(~0U, lane < kHeadParts && end <= i));
+  }
+  [[nodiscard]] __device__ std::uint32_t row_of(int i, int part) const {
+    return __shfl_sync(~0U, offset, part) + static_cast<std::uint32_t>(i);
+  }
+};
+
 template <int D>
 __global__ void __launch_bounds__(32 * kMergeWarps, 2) merge_kernel(const __grid_constant__ DecodeParams p) {
   const int warps = static_cast<int>(blockDim.x) / 32;
   constexpr int kValues = D / 32;  // of a lane
-  __shared__ float outs[2][kMergeWarps][D];
+  __shared__ float outs[kMergeWarps][D];
   __shared__ float2 sums[kMergeWarps];
 
   const int n_head = p.layer.n_head_kv * p.group;
@@ -26,124 +92,100 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 2) merge_kernel(const __grid
   const int lane = thread % 32;
   const int warp = thread / 32;
 
-  // Rows of both parts: the workers whose piece of the line meets them.
-  const Shares share = shares(p, lane);
-  const Tiers t = tiers(p, sequence);
-  const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * exact_cost(p);
-  std::uint32_t begin = sequence_begin(p, sequence, lane);
-  for (int h = 0; h < head; ++h) begin += exact + static_cast<std::uint32_t>(t.pages()) * page_cost(p, h);
-  const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost(p, head);
-  const std::uint32_t part = 2U * static_cast<std::uint32_t>(sequence * p.heads + head);
-  const auto rows_of = [&](std::uint32_t from, std::uint32_t length, std::uint32_t number, std::uint32_t& first) {
-    if (length == 0) return 0;
-    first = number + from / share.share;
-    return static_cast<int>((from + length - 1) / share.share - from / share.share) + 1;
-  };
-  std::uint32_t first[2] = {0, 0};
-  const int n_exact = rows_of(begin, exact, part, first[0]);
-  const int n_rows = n_exact + rows_of(begin + exact, coded, part + 1, first[1]);
-  const auto index = [&](int i) {
-    const std::uint32_t row =
-        i < n_exact ? first[0] + static_cast<std::uint32_t>(i) : first[1] + static_cast<std::uint32_t>(i - n_exact);
-    return static_cast<std::int64_t>(row) * p.stride_heads + column;
-  };
+  const PartRows rows(p, sequence, head, lane);
+  const int first_pattern = tiers(p, sequence).first_page() % paged::kPatterns;  // of the first series
+  std::uint32_t negative = 0;  // bit kValues * pattern + v: sign of the lane's value v
+#pragma unroll
+  for (int pattern = 0; pattern < paged::kPatterns; ++pattern) {
+    const float* signs = p.layer.value_signs + (pattern * p.layer.n_head_kv + kv) * D + lane * kValues;
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) negative |= (__float_as_uint(signs[v]) >> 31) << (kValues * pattern + v);
+  }
+  const float unit = p.layer.value_unit[kv] * rsqrtf(static_cast<float>(D));
   wait_for_predecessor();
 
-  // Each warp merges its rows, several on their way at once.
+  // Each warp merges rows that follow each other, several on their way at once.
+  const int begin = rows.count * warp / warps;
+  const int end = rows.count * (warp + 1) / warps;
   float most = -INFINITY;
   float total = 0;
-  float out[2][kValues] = {};
+  float out[kValues] = {};       // in the model's basis
+  float part_sum[kValues] = {};  // in that of the part
+  int part = 0;
+  const auto finish_part = [&] {
+    if (part > 0) {
+      turn_back(part_sum, lane);
+      const std::uint32_t bits = negative >> ((first_pattern + part - 1) % paged::kPatterns * kValues);
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) part_sum[v] *= (bits >> v & 1U) != 0 ? -unit : unit;
+    }
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) {
+      out[v] += part_sum[v];
+      part_sum[v] = 0;
+    }
+  };
   constexpr int kAtOnce = 16 / kValues;
-  for (int first_row = warp; first_row < n_rows; first_row += warps * kAtOnce) {
+  for (int first = begin; first < end; first += kAtOnce) {
     float2 sum[kAtOnce];
     float values[kAtOnce][kValues];
+    int parts[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int i = first_row + k * warps;
-      sum[k] = make_float2(-INFINITY, 0.0F);
-      if (i < n_rows) {
-        const std::int64_t row = index(i);
-        sum[k] = p.partial_sum[row];
+      const int i = min(first + k, end - 1);
+      parts[k] = rows.part_of(i, lane);
+      const std::int64_t row = static_cast<std::int64_t>(rows.row_of(i, parts[k])) * p.stride_heads + column;
+      sum[k] = p.partial_sum[row];
+      if (first + k >= end) sum[k].y = 0.0F;
 #pragma unroll
-        for (int v = 0; v < kValues; ++v) values[k][v] = p.partial_out[row * D + lane * kValues + v];
-      }
+      for (int v = 0; v < kValues; ++v) values[k][v] = p.partial_out[row * D + lane * kValues + v];
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       if (!(sum[k].y > 0.0F)) continue;  // without work, and then not written
-      const int exact_row = first_row + k * warps < n_exact ? 0 : 1;
+      if (parts[k] != part) {
+        finish_part();
+        part = parts[k];
+      }
       if (sum[k].x > most) {
         const float factor = exp2f(most - sum[k].x);
         most = sum[k].x;
         total *= factor;
 #pragma unroll
         for (int v = 0; v < kValues; ++v) {
-          out[0][v] *= factor;
-          out[1][v] *= factor;
+          out[v] *= factor;
+          part_sum[v] *= factor;
         }
       }
       const float weight = exp2f(sum[k].x - most);
       total += weight * sum[k].y;
 #pragma unroll
-      for (int v = 0; v < kValues; ++v) {
-        out[0][v] += exact_row == 0 ? weight * values[k][v] : 0.0F;
-        out[1][v] += exact_row == 0 ? 0.0F : weight * values[k][v];
-      }
+      for (int v = 0; v < kValues; ++v) part_sum[v] = fmaf(weight, values[k][v], part_sum[v]);
     }
   }
+  finish_part();
+  const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
 #pragma unroll
-  for (int v = 0; v < kValues; ++v) {
-    outs[0][warp][lane * kValues + v] = out[0][v];
-    outs[1][warp][lane * kValues + v] = out[1][v];
-  }
+  for (int v = 0; v < kValues; ++v) outs[warp][lane * kValues + v] = out[v];
   if (lane == 0) sums[warp] = make_float2(most, total);
   __syncthreads();
   if (warp != 0) return;
 
-  const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
   most = sink;
   for (int w = 0; w < warps; ++w) most = fmaxf(most, sums[w].x);
   total = most > -INFINITY ? exp2f(sink - most) : 0.0F;
-  float plain[kValues] = {};
-  float turned[kValues] = {};
+#pragma unroll
+  for (int v = 0; v < kValues; ++v) out[v] = 0.0F;
   for (int w = 0; w < warps; ++w) {
     const float weight = sums[w].y > 0.0F ? exp2f(sums[w].x - most) : 0.0F;
     total += weight * sums[w].y;
 #pragma unroll
-    for (int v = 0; v < kValues; ++v) {
-      plain[v] += weight * outs[0][w][lane * kValues + v];
-      turned[v] += weight * outs[1][w][lane * kValues + v];
-    }
-  }
-  // Coded values come in the Hadamard basis: butterflies within a lane, then across lanes.
-#pragma unroll
-  for (int d = 1; d < kValues; d *= 2) {
-#pragma unroll
-    for (int k = 0; k < kValues; ++k) {
-      if ((k & d) == 0) {
-        const float a = turned[k];
-        const float b = turned[k + d];
-        turned[k] = a + b;
-        turned[k + d] = a - b;
-      }
-    }
-  }
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-#pragma unroll
-    for (int k = 0; k < kValues; ++k) {
-      const float other = __shfl_xor_sync(~0U, turned[k], d);
-      turned[k] = (lane & d) == 0 ? turned[k] + other : other - turned[k];
-    }
+    for (int v = 0; v < kValues; ++v) out[v] = fmaf(weight, outs[w][lane * kValues + v], out[v]);
   }
   const float inverse = total > 0.0F ? 1.0F / total : 0.0F;
-  const float unit = p.layer.value_unit[kv] * rsqrtf(static_cast<float>(D));
   __half* to = p.out + static_cast<std::int64_t>(blockIdx.x) * D;
 #pragma unroll
-  for (int k = 0; k < kValues; ++k) {
-    const int d = lane * kValues + k;
-    to[d] = __float2half_rn((plain[k] + turned[k] * unit * p.layer.value_signs[kv * D + d]) * inverse);
-  }
+  for (int v = 0; v < kValues; ++v) to[lane * kValues + v] = __float2half_rn(out[v] * inverse);
   if (lane == 0 && p.lse != nullptr) p.lse[blockIdx.x] = total > 0.0F ? (most + log2f(total)) * kLn2 : -INFINITY;
 }
 

@@ -2,9 +2,9 @@
 //
 // About a page's middle m, t = m + x, the page has the weights c' = c e^(i theta m), and its logits are E(x) + O(x),
 // E = sum Re(c') cos(theta x), O = - sum Im(c') sin(theta x), with E(-x) = E(x), O(-x) = -O(x): two products of static tables
-// [32 x, pairs] with weights [pairs, heads]. The weights live in shared memory, turned on by 64 tokens a page. A float4 is the
-// real and imaginary parts of two neighbouring pairs: pairs 2t, 2t + 1 of the lane's column, and 2t + 8, 2t + 9. In tiles that
-// are not wide, lanes g < 4 keep the first and lanes g >= 4 the second of the same head.
+// [32 x, pairs] with weights [pairs, heads]. The weights live in shared memory, turned on from page to page of a series: by 256
+// tokens. A float4 is the real and imaginary parts of two neighbouring pairs: pairs 2t, 2t + 1 of the lane's column, and 2t +
+// 8, 2t + 9. In tiles that are not wide, lanes g < 4 keep the first and lanes g >= 4 the second of the same head.
 #pragma once
 
 #include "cuda/decode_plan.cuh"
@@ -35,18 +35,18 @@ class RopeMeans {
   __host__ __device__ static std::uint32_t weight_bytes(const DecodeParams& p) {
     return static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kStepBytes;
   }
-  // Of a block: the table and the turns by a page.
+  // Of a block: the table and the turns from page to page.
   __host__ __device__ static std::uint32_t table_bytes(const DecodeParams& p) {
     return static_cast<std::uint32_t>(p.layer.n_pairs) * (128U + 8U);
   }
-  // By all threads of a block: the table, then e^(i 64 theta) of pairs 2 i, 2 i + 1: cosines, sines.
+  // By all threads of a block: the table, then e^(i 256 theta) of pairs 2 i, 2 i + 1: cosines, sines.
   static __device__ void fill_tables(const DecodeParams& p, std::uint8_t* to, int thread, int threads) {
     auto* table = reinterpret_cast<uint4*>(to);
     const int pieces = p.layer.n_pairs * 8;
     for (int i = thread; i < pieces; i += threads) table[i] = reinterpret_cast<const uint4*>(p.layer.mean_table)[i];
     auto* turns = reinterpret_cast<float*>(table + pieces);
     for (int i = thread; i < p.layer.n_pairs; i += threads) {
-      const float2 turn = turn_by(p.layer.turns[i] * kPageTokens);
+      const float2 turn = turn_by(p.layer.turns[i] * (kPageTokens * paged::kPatterns));
       float* pair = turns + i / 2 * 4 + i % 2;
       pair[0] = turn.x;
       pair[2] = turn.y;
@@ -55,33 +55,18 @@ class RopeMeans {
 
   // Before the first page of a virtual head's coded tier.
   __device__ void start(int item, int page) {
-    const int n_pairs = p_.layer.n_pairs;
-    const double middle = page * kPageTokens + (kPageTokens - 1) / 2.0;
-    const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (n_pairs / 16 * kParts * 32);
-    for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta m) of 64 pairs at a time through the scratch
-      __syncwarp();
-      for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
-        const std::uint32_t place =
-            scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
-        const float2 turn = turn_by(p_.layer.turns[i] * middle);
-        store_shared_float(place, turn.x);
-        store_shared_float(place + 8U, turn.y);
-      }
-      __syncwarp();
-      for (int step = base / 16; step < min(n_pairs / 16, base / 16 + 4); ++step) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const float4 c = from[(step * kParts + part) * 32 + lane_];
-          const float4 by =
-              load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + eighth(part)));
-          store_shared_float4(weights(step, part), turned(c, by));
-        }
-      }
-    }
-    __syncwarp();
+    const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (p_.layer.n_pairs / 16 * kParts * 32);
+    turn_all(page * kPageTokens + (kPageTokens - 1) / 2.0,
+             [&](int step, int part) { return from[(step * kParts + part) * 32 + lane_]; });
+    page_ = page;
+  }
+  // To a page of another series.
+  __device__ void jump(int page) {
+    turn_all((page - page_) * kPageTokens, [&](int step, int part) { return load_shared_float4(weights(step, part)); });
+    page_ = page;
   }
 
-  // Mean logits of this page and the next, so that the tables are read once for two; moves on by two pages.
+  // Mean logits of this page and the next of the series, so that the tables are read once for two; moves on by two pages.
   __device__ __forceinline__ void logits(float (&now)[4][State::kRows][2], float (&next)[4][State::kRows][2]) {
     const int steps = p_.layer.n_pairs / 16;
     const int fast_steps = p_.layer.n_fast_pairs / 16;
@@ -126,9 +111,35 @@ class RopeMeans {
     }
     add_parts(even[0], odd[0], still[0], now);
     add_parts(even[1], odd[1], still[1], next);
+    page_ += 2 * paged::kPatterns;
   }
 
  private:
+  // Weights become load(step, part) e^(i theta positions).
+  template <class Load>
+  __device__ __forceinline__ void turn_all(double positions, Load&& load) {
+    const int n_pairs = p_.layer.n_pairs;
+    for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta positions) of 64 pairs at a time through the scratch
+      __syncwarp();
+      for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
+        const std::uint32_t place =
+            scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
+        const float2 turn = turn_by(p_.layer.turns[i] * positions);
+        store_shared_float(place, turn.x);
+        store_shared_float(place + 8U, turn.y);
+      }
+      __syncwarp();
+      for (int step = base / 16; step < min(n_pairs / 16, base / 16 + 4); ++step) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const float4 by =
+              load_shared_float4(scratch_ + 16U * static_cast<std::uint32_t>((step - base / 16) * 8 + eighth(part)));
+          store_shared_float4(weights(step, part), turned(load(step, part), by));
+        }
+      }
+    }
+    __syncwarp();
+  }
   [[nodiscard]] __device__ std::uint32_t weights(int step, int part) const {
     return weights_ + static_cast<std::uint32_t>(step) * kStepBytes + static_cast<std::uint32_t>(part) * 512U +
            16U * static_cast<std::uint32_t>(lane_);
@@ -172,6 +183,7 @@ class RopeMeans {
   const DecodeParams& p_;
   int lane_;
   std::uint32_t table_, weights_, scratch_;
+  int page_ = 0;  // for which the weights are
 };
 
 }  // namespace oscar::cuda

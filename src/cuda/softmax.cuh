@@ -85,7 +85,7 @@ struct SoftmaxState {
     }
   }
 
-  // Sums over the lanes that share a column. Call once, at the end.
+  // Sums over the lanes that share a column. Call once, after the last update of them.
   __device__ void finish() {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {

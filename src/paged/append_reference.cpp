@@ -52,8 +52,7 @@ void append_reference(const AppendProblem& p) {
       p.keys->encode(row, position, k_code, stats);
       std::transform(v, v + row_values, row.begin(), half_to_float);
       p.values->encode(row, position, v_code, stats);
-      p.layout->store_rows(k_code, v_code, position % kPageTokens,
-                           {p.pages + size_of(page) * p.layout->page_bytes, p.layout->page_bytes});
+      p.layout->store_rows(k_code, v_code, position, {p.pages + size_of(page) * p.layout->page_bytes, p.layout->page_bytes});
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "oscar/paged/decode_reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -12,7 +13,8 @@ namespace {
 
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
-double gain_of(std::uint8_t n) { return n == 0 ? 0.0 : std::exp2((static_cast<double>(n) - 128.0) / 16.0); }
+double key_gain(int byte) { return byte == 0 ? 0.0 : std::exp2((byte - 128) / 16.0); }
+double value_gain(int byte) { return byte % kValueGains == 0 ? 0.0 : std::exp2((byte % kValueGains - 40) / 8.0); }
 
 double digit(const std::uint8_t* bytes, DigitPlace place) {
   return static_cast<double>((static_cast<unsigned>(bytes[place.byte]) >> place.shift) & 3U);
@@ -42,7 +44,7 @@ class Sequence {
     const std::uint8_t* keys = head_block(position);
     double dot = 0;
     for (int s = 0; s < slots; ++s) dot += slot_query_[size_of(s)] * (digit(keys, key_digit(slots, token, s)) - 1.5);
-    double logit = dot * gain_of(keys[key_bytes(slots) + value_bytes(dim_) + gain_byte(token)]) + constant_;
+    double logit = dot * key_gain(keys[key_bytes(slots) + value_bytes(dim_) + gain_byte(token)]) + constant_;
     for (std::size_t i = 0; i < t_.theta.size(); ++i) {
       const double c = std::cos(position * t_.theta[i]);
       const double s = std::sin(position * t_.theta[i]);
@@ -57,12 +59,13 @@ class Sequence {
     for (int d = 0; d < dim_; ++d) dot += q_[size_of(d)] * exact_value(position, 0, d);
     return capped(p_.scale * dot);
   }
-  // out += weight * v, coded rows in the inner basis.
-  void add_coded(int position, double weight, std::vector<double>& out) const {
+  // out += weight * v, coded rows in the basis of the pattern that the row names.
+  void add_coded(int position, double weight, std::array<std::vector<double>, kPatterns>& sums) const {
     const int token = position % kPageTokens;
     const std::uint8_t* values = head_block(position) + key_bytes(static_cast<int>(slot_query_.size()));
-    weight *=
-        gain_of(values[value_bytes(dim_) + kPageTokens + gain_byte(token)]) * static_cast<double>(t_.value_unit[size_of(kv_)]);
+    const int gain = values[value_bytes(dim_) + kPageTokens + gain_byte(token)];
+    std::vector<double>& out = sums[size_of(gain / kValueGains)];
+    weight *= value_gain(gain) * static_cast<double>(t_.value_unit[size_of(kv_)]);
     for (int d = 0; d < dim_; ++d) out[size_of(d)] += weight * (digit(values, value_digit(dim_, token, d)) - 1.5);
   }
   void add_exact(int position, double weight, std::vector<double>& out) const {
@@ -112,7 +115,8 @@ DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head,
   DecodeRow row{std::vector<double>(size_of(dim), 0.0), -infinity};
   if (max == -infinity) return row;
 
-  std::vector<double> coded(size_of(dim), 0.0);
+  std::array<std::vector<double>, kPatterns> coded;
+  coded.fill(std::vector<double>(size_of(dim), 0.0));
   double sum = std::exp(sink - max);
   for (int t = 0; t < n; ++t) {
     const double p = std::exp(logits[size_of(t)] - max);
@@ -125,10 +129,13 @@ DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head,
   }
   const int kv = head / problem.group;
   const MatrixD h = hadamard(dim);
+  const int heads = problem.tables->layout.n_head_kv;
   for (int d = 0; d < dim; ++d) {
-    double turned = 0;
-    for (int i = 0; i < dim; ++i) turned += h(d, i) * coded[size_of(i)];
-    row.out[size_of(d)] += turned * static_cast<double>(problem.tables->value_signs(kv, d));
+    for (int p = 0; p < kPatterns; ++p) {
+      double turned = 0;
+      for (int i = 0; i < dim; ++i) turned += h(d, i) * coded[size_of(p)][size_of(i)];
+      row.out[size_of(d)] += turned * static_cast<double>(problem.tables->value_signs(p * heads + kv, d));
+    }
     row.out[size_of(d)] /= sum;
   }
   row.lse = max + std::log(sum);

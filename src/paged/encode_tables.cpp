@@ -62,18 +62,19 @@ void add_means(const SpectralKeyConfig& keys, EncodeTables& tables) {
 }  // namespace
 
 EncodeTables encode_tables(const SpectralKeyConfig& keys, const SpectralValueConfig& values) {
-  static_cast<void>(spectral_tables(keys, values));  // checks both
+  const SpectralTables pages = spectral_tables(keys, values);  // checks both
   EncodeTables tables;
   tables.n_head_kv = keys.n_head_kv;
   tables.head_dim = keys.head_dim;
   for (const SpectralKeyHead& head : keys.heads) add_key_head(head, keys.head_dim, tables);
   add_means(keys, tables);
-  tables.value_factor = static_cast<float>(hadamard(keys.head_dim)(0, 0)) * values.signs;
+  tables.value_factor = static_cast<float>(hadamard(keys.head_dim)(0, 0)) * pages.value_signs;
   tables.value_scale = values.scale;
   const GaussianGrid& grid = kGaussianGrid[2];
   tables.value_inverse_step = 1.0F / grid.step;
   for (int c = 0; c < 4; ++c) tables.value_level[size_of(c)] = grid.unit() * (static_cast<float>(c) - 1.5F);
-  tables.gain_edge = KeyGain::table().edges();
+  tables.key_gain_edge = KeyGain::table().edges();
+  tables.value_gain_edge = ValueGain::table().edges();
   for (std::size_t n = 0; n < tables.gain.size(); ++n) tables.gain[n] = KeyGain::table().decode(static_cast<int>(n));
   return tables;
 }

@@ -9,6 +9,9 @@
 namespace oscar::paged {
 namespace {
 
+static_assert(kPatterns == kSignPatterns && kPageTokens == kPatternPositions);
+constexpr std::size_t kUnitGain = 40;  // of a value: 1
+
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
 unsigned digit(const std::uint8_t* bytes, DigitPlace place) {
@@ -21,11 +24,23 @@ void set_digit(std::uint8_t* bytes, DigitPlace place, unsigned value) {
 // Digit i of a level of the CPU codec; a head's levels follow each other without gaps.
 DigitPlace row_digit(int i) { return {static_cast<std::uint32_t>(i / 4), i % 4 * 2}; }
 
-void check_sizes(const PageLayout& layout, std::size_t k, std::size_t v, std::size_t page, int token) {
-  if (token < 0 || token >= kPageTokens) fail("paged: token {} does not exist in a page of {}", token, kPageTokens);
+void check_sizes(const PageLayout& layout, std::size_t k, std::size_t v, std::size_t page, int position) {
+  if (position < 0) fail("paged: position {} is in no page; positions begin at 0", position);
   if (k != layout.key_row_bytes() || v != layout.value_row_bytes() || page != layout.page_bytes) {
     fail("paged: rows of {} and {} bytes and a page of {}; expected {}, {} and {}", k, v, page, layout.key_row_bytes(),
          layout.value_row_bytes(), layout.page_bytes);
+  }
+}
+
+// gains: of the values of all heads.
+void check_patterns(std::span<const std::uint8_t> gains, int position) {
+  for (std::size_t h = 0; h < gains.size(); ++h) {
+    const int pattern = gains[h] / kValueGains;
+    if (gains[h] == 0 || pattern == value_pattern(position)) continue;
+    fail(
+        "paged: the value of head {} at position {} was coded with signs {} at another position, its page is summed with signs "
+        "{}; code the row again where it is now",
+        h, position, pattern, value_pattern(position));
   }
 }
 
@@ -83,9 +98,11 @@ std::size_t PageLayout::key_row_bytes() const {
 }
 std::size_t PageLayout::value_row_bytes() const { return size_of(n_head_kv) * (size_of(head_dim) / 4 + 1); }
 
-void PageLayout::store_rows(std::span<const std::uint8_t> k_row, std::span<const std::uint8_t> v_row, int token,
+void PageLayout::store_rows(std::span<const std::uint8_t> k_row, std::span<const std::uint8_t> v_row, int position,
                             std::span<std::uint8_t> page) const {
-  check_sizes(*this, k_row.size(), v_row.size(), page.size(), token);
+  check_sizes(*this, k_row.size(), v_row.size(), page.size(), position);
+  check_patterns(v_row.last(size_of(n_head_kv)), position);
+  const int token = position % kPageTokens;
   const std::uint8_t* k = k_row.data();
   const std::uint8_t* v = v_row.data();
   for (int h = 0; h < n_head_kv; ++h) {
@@ -102,9 +119,10 @@ void PageLayout::store_rows(std::span<const std::uint8_t> k_row, std::span<const
   }
 }
 
-void PageLayout::load_rows(std::span<const std::uint8_t> page, int token, std::span<std::uint8_t> k_row,
+void PageLayout::load_rows(std::span<const std::uint8_t> page, int position, std::span<std::uint8_t> k_row,
                            std::span<std::uint8_t> v_row) const {
-  check_sizes(*this, k_row.size(), v_row.size(), page.size(), token);
+  check_sizes(*this, k_row.size(), v_row.size(), page.size(), position);
+  const int token = position % kPageTokens;
   std::uint8_t* k = k_row.data();
   std::uint8_t* v = v_row.data();
   for (int h = 0; h < n_head_kv; ++h) {
@@ -148,15 +166,20 @@ SpectralTables spectral_tables(const SpectralKeyConfig& keys, const SpectralValu
     }
   }
   add_means(keys, tables);
-  // The unit of values: a row whose codes are all 3 and whose gain is 1 decodes to 1.5 units.
-  std::vector<std::uint8_t> row(value_codec->row_bytes(), 0xFF);
-  std::fill_n(row.end() - heads, heads, std::uint8_t{128});
-  std::vector<float> inner(size_of(dim));
+  // H takes the first coordinate to equal parts of all, so its image shows the signs.
+  std::vector<float> first(size_of(dim), 0.0F);
+  first[0] = 1.0F;
+  std::vector<float> image(size_of(dim));
+  tables.value_signs.resize(kPatterns * heads, dim);
   for (int h = 0; h < heads; ++h) {
-    value_codec->decode_inner(h, row, inner);
-    tables.value_unit.push_back(inner[0] / 1.5F);
+    const CodeForm& form = *value_codec->code_form(h);
+    tables.value_unit.push_back(form.unit[0] * form.gain[kUnitGain]);
+    for (int p = 0; p < kPatterns; ++p) {
+      std::fill(image.begin(), image.end(), 0.0F);
+      value_codec->basis_to_output(h, p, first, image);
+      for (int d = 0; d < dim; ++d) tables.value_signs(p * heads + h, d) = std::copysign(1.0F, image[size_of(d)]);
+    }
   }
-  tables.value_signs = values.signs;
   return tables;
 }
 

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "cuda/runtime.h"
+#include "gains.h"
 #include "oscar/base/half.h"
 #include "oscar/cuda/append.h"
 #include "oscar/cuda/decode.h"
@@ -51,12 +52,10 @@ class Generation {
     block_table_ = DeviceArray<std::int32_t>(identity(columns));
     first_pages_.resize(start_.size() * (kCapacity / 64) * tables_.layout.page_bytes);
     for (std::uint8_t& x : first_pages_) x = static_cast<std::uint8_t>(rng());
-    for (std::size_t page = 0; page < first_pages_.size(); page += tables_.layout.page_bytes) {  // gains about 1
-      for (int h = 0; h < kHeads; ++h) {
-        std::uint8_t* gains = first_pages_.data() + page + tables_.layout.head_offset[size_of(h)] +
-                              paged::key_bytes(tables_.layout.key_slots[size_of(h)]) + paged::value_bytes(kDim);
-        for (int i = 0; i < 2 * paged::kPageTokens; ++i) gains[i] = static_cast<std::uint8_t>(116 + rng() % 24);
-      }
+    const int n_pages = static_cast<int>(first_pages_.size() / tables_.layout.page_bytes);
+    for (int i = 0; i < n_pages; ++i) {  // in the order of the table, which is backwards
+      test::fill_gains(tables_.layout, i % (kCapacity / 64),
+                       first_pages_.data() + size_of(n_pages - 1 - i) * tables_.layout.page_bytes, rng);
     }
     first_blocks_ = halves(start_.size() * size_of(columns) * kHeads * paged::exact_head_values(kDim));
   }

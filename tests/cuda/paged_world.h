@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "gains.h"
 #include "oscar/base/half.h"
 #include "oscar/paged/decode_reference.h"
 
@@ -54,11 +55,9 @@ inline paged::SpectralTables random_tables(int dim, const std::vector<int>& slot
     t.value_unit.push_back(1.13F + 0.1F * static_cast<float>(h));
   }
   t.key_constant.resize(heads, dim);
-  t.value_signs.resize(heads, dim);
-  for (Eigen::Index i = 0; i < t.value_signs.size(); ++i) {
-    t.value_signs.data()[i] = rng() % 2 == 0 ? 1.0F : -1.0F;
-    t.key_constant.data()[i] = 0.1F * normal(rng);
-  }
+  for (Eigen::Index i = 0; i < t.key_constant.size(); ++i) t.key_constant.data()[i] = 0.1F * normal(rng);
+  t.value_signs.resize(paged::kPatterns * heads, dim);
+  for (Eigen::Index i = 0; i < t.value_signs.size(); ++i) t.value_signs.data()[i] = rng() % 2 == 0 ? 1.0F : -1.0F;
   if (mean_size > 0) {
     const int pairs = dim / 2;
     t.mean_first.resize(heads, pairs);
@@ -120,14 +119,9 @@ class PagedWorld {
       const std::uint32_t bits = rng();
       __builtin_memcpy(pages.data() + i, &bits, 4);
     }
-    for (int page = 0; page < n_pages; ++page) {  // gains about 1, some rows nothing but their mean
-      for (int h = 0; h < heads; ++h) {
-        std::uint8_t* gains = pages.data() + static_cast<std::size_t>(page) * tables.layout.page_bytes +
-                              tables.layout.head_offset[size_of(h)] + paged::key_bytes(tables.layout.key_slots[size_of(h)]) +
-                              paged::value_bytes(dim);
-        for (int i = 0; i < 2 * kPageTokens; ++i)
-          gains[i] = rng() % 50 == 0 ? std::uint8_t{0} : static_cast<std::uint8_t>(116 + rng() % 24);
-      }
+    for (int i = 0; i < n_pages; ++i) {
+      const int number = i % page_columns;  // in its sequence
+      fill_gains(tables.layout, number, pages.data() + size_of(page_ids[size_of(i)]) * tables.layout.page_bytes, rng);
     }
     blocks.assign(size_of(n_blocks) * size_of(heads) * paged::exact_head_values(dim), 0x7E00);
     for (int b = 0; b < batch; ++b) {

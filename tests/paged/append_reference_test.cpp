@@ -93,8 +93,11 @@ TEST(AppendReference, ChunksAndSingleRowsLeaveTheSameCache) {
   std::vector<float> exact(row);
   std::transform(k.begin() + 70 * static_cast<std::ptrdiff_t>(row), k.begin() + 71 * static_cast<std::ptrdiff_t>(row),
                  exact.begin(), half_to_float);
-  tables.layout.load_rows({chunk.pages.data() + 1 * tables.layout.page_bytes, tables.layout.page_bytes}, 6, k_row, v_row);
+  tables.layout.load_rows({chunk.pages.data() + 1 * tables.layout.page_bytes, tables.layout.page_bytes}, 70, k_row, v_row);
   EXPECT_EQ(k_row, test::encode(*keys, exact, 70));
+  std::transform(v.begin() + 70 * static_cast<std::ptrdiff_t>(row), v.begin() + 71 * static_cast<std::ptrdiff_t>(row),
+                 exact.begin(), half_to_float);
+  EXPECT_EQ(v_row, test::encode(*values, exact, 70));
 }
 
 TEST(AppendReference, PagesAndBlocksThatAreNotThereAreLeftOut) {

@@ -16,7 +16,7 @@ void agree_with_the_cache(int queries, float soft_cap) {
   const int heads = 2;
   const int group = 3;
   const int dim = 64;
-  const int capacity = 200;
+  const int capacity = 500;
   const int sink = 16;
   const int recent = 40;
   const test::SpectralLayer config = test::spectral_layer(heads, dim, 21);
@@ -33,7 +33,7 @@ void agree_with_the_cache(int queries, float soft_cap) {
   const int ring = ring_blocks(recent + queries - 1);
   const int columns = sink / kBlockTokens + ring;
   const int page_columns = (capacity + kPageTokens - 1) / kPageTokens;
-  for (const std::int32_t n : {1, 15, 16, 17, 56, 57, 58, 64, 65, 121, 200}) {
+  for (const std::int32_t n : {1, 15, 16, 17, 56, 57, 58, 64, 65, 121, 200, 500}) {
     if (n < queries) continue;
     KvCache cache(capacity, {sink, recent, queries - 1}, {spec});
     std::vector<std::int32_t> page_table(size_of(page_columns), -1);
@@ -53,8 +53,7 @@ void agree_with_the_cache(int queries, float soft_cap) {
       cache.write_k(0, t, k);
       cache.write_v(0, t, v);
       std::uint8_t* page = pages.data() + size_of(page_table[size_of(t / kPageTokens)]) * tables.layout.page_bytes;
-      tables.layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t % kPageTokens,
-                               {page, tables.layout.page_bytes});
+      tables.layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t, {page, tables.layout.page_bytes});
       const int column = block_column(t, sink, ring);
       block_table[size_of(column)] = columns - column;
       for (int h = 0; h < heads; ++h) {

@@ -19,12 +19,13 @@ struct Coded {
   int gain = 0;
 };
 
-int gain_byte_of(float g, const EncodeTables& t) {
+template <std::size_t kParts>
+int gain_of(float g, const std::array<float, kParts>& edges, int one, int most) {
   if (!(g > 0.0F)) return 0;
   int exponent = 0;
   const float mantissa = std::frexp(g, &exponent);
-  const auto reached = std::count_if(t.gain_edge.begin(), t.gain_edge.end(), [&](float e) { return mantissa >= e; });
-  return std::clamp(128 + 16 * (exponent - 1) + static_cast<int>(reached), 1, 255);
+  const auto reached = std::count_if(edges.begin(), edges.end(), [&](float e) { return mantissa >= e; });
+  return std::clamp(one + static_cast<int>(kParts) * (exponent - 1) + static_cast<int>(reached), 1, most);
 }
 
 int width_of(const KeyCoordinate& c) { return static_cast<int>(std::bit_width(static_cast<unsigned>(2.0F * c.centre))); }
@@ -87,7 +88,7 @@ Coded code_key(const EncodeTables& t, int head, std::vector<float> x, int positi
   }
   const float energy = ordered_sum(terms);
   if (!(energy > 0.0F) || !std::isfinite(energy) || !std::isfinite(squares)) return coded;
-  const int first = gain_byte_of(norm, t);
+  const int first = gain_of(norm, t.key_gain_edge, 128, 255);
   coded.gain = first;
   float least = std::numeric_limits<float>::infinity();
   const auto look_at = [&](int byte) {
@@ -108,13 +109,14 @@ Coded code_key(const EncodeTables& t, int head, std::vector<float> x, int positi
   return coded;
 }
 
-Coded code_value(const EncodeTables& t, int head, const std::vector<float>& x) {
+Coded code_value(const EncodeTables& t, int head, const std::vector<float>& x, int position) {
   const int dim = t.head_dim;
+  const int pattern = position / 64 % 4;
   std::vector<float> y(size_of(dim), 0.0F);
   float energy = 0.0F;
   for (unsigned j = 0; j < static_cast<unsigned>(dim); ++j) {
     for (unsigned d = 0; d < static_cast<unsigned>(dim); ++d) {
-      const float term = x[d] * t.value_factor(head, static_cast<Eigen::Index>(d));
+      const float term = x[d] * t.value_factor(pattern * t.n_head_kv + head, static_cast<Eigen::Index>(d));
       y[j] += std::popcount(d & j) % 2 == 1 ? -term : term;
     }
     energy += y[j] * y[j];
@@ -128,7 +130,9 @@ Coded code_value(const EncodeTables& t, int head, const std::vector<float>& x) {
     coded.code[size_of(j)] = mid_rise(u * t.value_inverse_step, 2).code;
     product += u * t.value_level[size_of(coded.code[size_of(j)])];
   }
-  coded.gain = gain_byte_of(static_cast<float>(dim) / (factor * product) / t.value_scale[size_of(head)], t);
+  const int gain =
+      gain_of(static_cast<float>(dim) / (factor * product) / t.value_scale[size_of(head)], t.value_gain_edge, 40, 63);
+  coded.gain = gain == 0 ? 0 : gain + 64 * pattern;
   return coded;
 }
 
@@ -144,13 +148,14 @@ TEST(EncodeTables, CodeTheBytesOfTheCodec) {
     const auto values = make_spectral_value_codec(layer.values);
     std::mt19937 rng(3);
     std::normal_distribution<float> normal;
-    std::set<int> gains;
+    std::set<int> gains, value_gains;
     struct Case {
       int position;
       float size;  // from nothing over all that gains reach to where costs are mere rounding
     };
-    const Case cases[] = {{0, 1.0F},  {1, 0.0F},  {3, 1.0F},   {77, 1e-6F}, {30000, 1.0F}, {131071, 1.0F}, {4, 5e-3F},
-                          {5, 0.03F}, {6, 10.0F}, {7, 100.0F}, {8, 400.0F}, {9, 3e3F},     {10, 3e10F}};
+    const Case cases[] = {{0, 1.0F},   {1, 0.0F},  {3, 1.0F},   {77, 1e-6F}, {30000, 1.0F}, {131071, 1.0F},
+                          {4, 5e-3F},  {5, 0.03F}, {6, 10.0F},  {7, 100.0F}, {8, 400.0F},   {9, 3e3F},
+                          {10, 3e10F}, {70, 1.0F}, {130, 2.0F}, {200, 0.5F}, {255, 4.0F}};
     for (const auto& [position, size] : cases) {
       std::vector<float> row(size_of(heads * dim));
       for (float& x : row) x = size * normal(rng);
@@ -175,18 +180,24 @@ TEST(EncodeTables, CodeTheBytesOfTheCodec) {
         }
         EXPECT_EQ(key.gain, k[k.size() - size_of(heads - h)]) << dim << " " << position;
         gains.insert(key.gain);
-        const Coded value = code_value(tables, h, x);
+        const Coded value = code_value(tables, h, x, position);
         for (int d = 0; d < dim; ++d) {
           const std::size_t digit = size_of(h * dim + d);
           ASSERT_EQ(value.code[size_of(d)], (v[digit / 4] >> (2 * (digit % 4))) & 3) << dim << " " << position;
         }
-        EXPECT_EQ(value.gain, v[v.size() - size_of(heads - h)]);
+        EXPECT_EQ(value.gain, v[v.size() - size_of(heads - h)]) << dim << " " << position;
+        value_gains.insert(value.gain);
       }
     }
     EXPECT_EQ(gains.count(0), dim == 256 ? 1U : 0U) << dim;
     EXPECT_EQ(gains.count(1), dim == 256 ? 1U : 0U) << dim;
     EXPECT_EQ(gains.count(255), 1U) << dim;
     EXPECT_GE(gains.size(), 12U) << dim;
+    for (const int gain : {0, 1, 64 + 1}) EXPECT_EQ(value_gains.count(gain), dim == 256 ? 0U : 1U) << dim << " " << gain;
+    EXPECT_EQ(value_gains.count(63), 1U) << dim;
+    std::set<int> patterns;
+    for (const int gain : value_gains) patterns.insert(gain / 64);
+    EXPECT_EQ(patterns.size(), 4U) << dim;
   }
 }
 

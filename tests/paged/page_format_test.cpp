@@ -141,6 +141,44 @@ TEST(Tiers, EveryPositionIsInOneTierAndInAPageOrBlock) {
   }
 }
 
+// Series are the pages that share a pattern of signs, and the order of places goes through each page once.
+TEST(Tiers, PagesInTheOrderOfTheirPatterns) {
+  for (const int sink : {0, 64, 128}) {
+    for (int n = 0; n < 1500; n += 37) {
+      const Tiers t = tiers_of(n, sink, 40);
+      std::set<int> pages;
+      int before = 0;
+      for (int series = 0; series < kPatterns; ++series) {
+        for (int i = 0; i < t.series_pages(series); ++i) {
+          const int page = t.page_of(before + i);
+          ASSERT_EQ(page, series + kPatterns * i);
+          ASSERT_EQ((t.first_page() + page) % kPatterns, t.series_pattern(series));
+          ASSERT_LT(page, t.pages());
+          ASSERT_TRUE(pages.insert(page).second);
+        }
+        before += t.series_pages(series);
+      }
+      ASSERT_EQ(static_cast<int>(pages.size()), t.pages()) << n;
+    }
+  }
+}
+
+TEST(Tiers, AWalkGoesThroughItsPartOfTheOrder) {
+  for (const int n : {105, 190, 300, 450, 1400}) {
+    const Tiers t = tiers_of(n, 0, 40);
+    for (int begin = 0; begin < t.pages(); ++begin) {
+      for (int end = begin + 1; end <= t.pages(); ++end) {
+        int i = begin;
+        for (PageWalk walk(t, begin, end); walk.left > 0; walk.next_series(t.pages())) {
+          bool more = true;
+          for (; more; more = walk.next()) ASSERT_EQ(walk.page, t.page_of(i++)) << n << " " << begin << " " << end;
+        }
+        ASSERT_EQ(i, end);
+      }
+    }
+  }
+}
+
 // Of several queries: each position that any of them reads in a tier is in that tier's range, and the ranges' ends are needed.
 TEST(Tiers, OfSeveralQueriesHoldWhatAnyOfThemReads) {
   for (const int queries : {2, 3, 8}) {

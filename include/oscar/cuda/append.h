@@ -32,12 +32,13 @@ struct EncoderView {
   const double* theta = nullptr;          // [n_pairs]
   const ushort2* pair = nullptr;          // [n_pairs] coordinates
   const float2* mean = nullptr;           // [n_head_kv, n_pairs] first, second
-  const float* value_factor = nullptr;    // [n_head_kv, D]
+  const float* value_factor = nullptr;    // [kPatterns, n_head_kv, D]
   const float* value_scale = nullptr;     // [n_head_kv]
-  const float* gain = nullptr;            // [256] of a gain byte
+  const float* gain = nullptr;            // [256] of a gain byte of keys
   float value_inverse_step = 0;
   float value_level[4] = {};
-  float gain_edge[16] = {};
+  float key_gain_edge[16] = {};
+  float value_gain_edge[8] = {};
 };
 
 // Owner of an EncoderView's memory. Throws Error when the device has too little.

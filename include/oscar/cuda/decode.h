@@ -40,7 +40,7 @@ struct LayerView {
   const std::uint16_t* mean_table =
       nullptr;                         // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
   const float* value_unit = nullptr;   // [n_head_kv]
-  const float* value_signs = nullptr;  // [n_head_kv, D]
+  const float* value_signs = nullptr;  // [kPatterns, n_head_kv, D]
 };
 
 // Owner of a LayerView's memory. Throws Error when the device has too little.

@@ -13,11 +13,12 @@
 //             error = sum (zh - y) (zh - y) weight;  radial = sum y (zh - y) weight
 //             cost = (error + 4 radial (radial / (energy s s))) (g g)
 //           the order of the sums energy, error and radial: GainError in src/codec/row_kernels.h
-//   values  y_j = sum_d +- (x_d factor_d), - where d and j share an odd number of bits
+//   values  p = (position / 64) mod 4;  y_j = sum_d +- (x_d factor_d of p), - where d and j share an odd number of bits
 //           r = sqrt(D / sum y y);  u = y r;  code = mid_rise(u value_inverse_step, 2)
-//           g = D / (r sum u value_level[code]) / scale
-//   gain    byte of g as in codec/gain.h: 128 + 16 (exponent - 1) + the number of gain_edge that the mantissa reaches, at least
-//           1 and at most 255;  gain of byte n: gain[n]
+//           g = D / (r sum u value_level[code]) / scale;  unless r is above 0 and finite: codes and gain 0
+//   gain    of g = mantissa 2^exponent, as in codec/gain.h. K: byte n = 128 + 16 (exponent - 1) + the number of key_gain_edge
+//           that the mantissa reaches, at least 1 and at most 255;  gain of byte n: gain[n]. V: n = 40 + 8 (exponent - 1) + the
+//           number of value_gain_edge, at least 1 and at most 63;  byte n + 64 p
 #pragma once
 
 #include <array>
@@ -49,12 +50,14 @@ struct EncodeTables {
   std::vector<std::uint16_t> pair_first, pair_second;
   MatrixF mean_first, mean_second;  // [n_head_kv, n_pairs], without the magnitude
 
-  MatrixF value_factor;            // [n_head_kv, D] sign times the entry of the normalised Hadamard matrix
+  // [kPatterns * n_head_kv, D], row p * n_head_kv + head: sign times the entry of the normalised Hadamard matrix
+  MatrixF value_factor;
   std::vector<float> value_scale;  // [n_head_kv]
   float value_inverse_step = 0;
   std::array<float, 4> value_level{};
-  std::array<float, 16> gain_edge{};
-  std::array<float, 256> gain{};  // of a gain byte
+  std::array<float, 16> key_gain_edge{};
+  std::array<float, 8> value_gain_edge{};
+  std::array<float, 256> gain{};  // of a gain byte of keys
 };
 
 // Throws Error where spectral_tables() would.

@@ -19,6 +19,7 @@
 //   k-step: word = i / 2, byte of each half-word = i mod 2, in vectors of v = min(16, D / 8) bytes:
 //   byte = (j / 16) 4 D + (4 word / v) 32 v + lane v + 4 word mod v + 2 half + (i mod 2)
 // Gains: byte 4 row + j / 16. Digits, their order within a head, and gains are those of codec/spectral.h (V at 2 bits).
+// The values of page i of a sequence are coded with pattern i mod 4 of signs, or are zero rows: a page is summed in one basis.
 //
 // EXACT TIER: blocks of 16 consecutive positions, all KV heads ascending, per head keys [16, D] then values [16, D], binary16
 // in the model's basis. Rows are swizzled against bank conflicts: 16-byte piece c of row r is stored as piece c xor (r mod 8).
@@ -30,6 +31,9 @@ namespace oscar::paged {
 
 inline constexpr int kPageTokens = 64;
 inline constexpr int kBlockTokens = 16;  // of the exact tier
+// Of signs of values, see codec/spectral.h; a value's gain byte is its gain, 0 .. 63, and above that the pattern.
+inline constexpr int kPatterns = 4;
+inline constexpr int kValueGains = 64;
 inline constexpr int kMaxHeadsKv = 64;
 
 struct DigitPlace {
@@ -101,10 +105,62 @@ struct Tiers {
   [[nodiscard]] constexpr int pages() const {
     return coded_end > sink_end ? (coded_end - 1) / kPageTokens - first_page() + 1 : 0;
   }
+  // Page i of the tier belongs to series i mod 4, whose pages share a pattern of signs. Device kernels sum the pages series by
+  // series: 0, 4, 8, ..., 1, 5, 9, ...
+  [[nodiscard]] constexpr int series_pages(int series) const {
+    return static_cast<int>(static_cast<unsigned>(pages() + kPatterns - 1 - series) / kPatterns);
+  }
+  [[nodiscard]] constexpr int series_pattern(int series) const { return (first_page() + series) % kPatterns; }
+  // Series and page of number i of that order.
+  [[nodiscard]] constexpr int series_of(int i) const {
+    int series = 0;
+    for (int s = 1, before = 0; s < kPatterns; ++s) {
+      before += series_pages(s - 1);
+      series += i >= before ? 1 : 0;
+    }
+    return series;
+  }
+  [[nodiscard]] constexpr int page_of(int i) const {
+    int series = 0;
+    int first = 0;  // number of the series' first page
+    for (int s = 1, before = 0; s < kPatterns; ++s) {
+      before += series_pages(s - 1);
+      if (i < before) continue;
+      series = s;
+      first = before;
+    }
+    return series + kPatterns * (i - first);
+  }
   // First position of exact block i, and its column in the block table: sink blocks first, then a ring of `ring` blocks.
   [[nodiscard]] constexpr int block_position(int i) const {
     const int sinks = sink_blocks();
     return kBlockTokens * (i < sinks ? i : recent_begin / kBlockTokens + i - sinks);
+  }
+};
+// A walk through numbers begin .. end - 1 of the order of Tiers::page_of(), begin < end.
+struct PageWalk {
+  int page;  // of the tier
+  int left;  // pages of its series that are still to come, itself included; not positive: the walk is over
+  int more;  // in the series after it
+  constexpr PageWalk(const Tiers& tiers, int begin, int end) : page(tiers.page_of(begin)), left(0), more(end - begin) {
+    enter(tiers.pages());
+  }
+  // To the next page of the series; false: this was the last one.
+  constexpr bool next() {
+    page += kPatterns;
+    return --left != 0;
+  }
+  // To the next series, of a tier of `pages`.
+  constexpr void next_series(int pages) {
+    page = static_cast<int>(static_cast<unsigned>(page) % kPatterns) + 1;
+    enter(pages);
+  }
+
+ private:
+  constexpr void enter(int pages) {
+    const int here = static_cast<int>(static_cast<unsigned>(pages - page + kPatterns - 1) / kPatterns);
+    left = more < here ? more : here;
+    more -= left;
   }
 };
 [[nodiscard]] constexpr Tiers tiers_of(int n, int sink, int recent, int queries = 1) {

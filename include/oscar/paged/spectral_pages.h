@@ -25,11 +25,12 @@ struct PageLayout {
   [[nodiscard]] std::size_t key_row_bytes() const;  // of the CPU codec
   [[nodiscard]] std::size_t value_row_bytes() const;
 
-  // token: 0 .. 63 within the page; page: page_bytes; k_row, v_row: a row of the CPU codecs (V at 2 bits). Throws Error on
-  // sizes that differ.
-  void store_rows(std::span<const std::uint8_t> k_row, std::span<const std::uint8_t> v_row, int token,
+  // position: in the sequence, of which the page holds number position / 64; page: page_bytes; k_row, v_row: a row of the CPU
+  // codecs (V at 2 bits). Throws Error on sizes that differ, and on a value whose signs are not those of the position: a row
+  // that was coded elsewhere and shifted here.
+  void store_rows(std::span<const std::uint8_t> k_row, std::span<const std::uint8_t> v_row, int position,
                   std::span<std::uint8_t> page) const;
-  void load_rows(std::span<const std::uint8_t> page, int token, std::span<std::uint8_t> k_row,
+  void load_rows(std::span<const std::uint8_t> page, int position, std::span<std::uint8_t> k_row,
                  std::span<std::uint8_t> v_row) const;
 };
 
@@ -44,8 +45,10 @@ struct SpectralTables {
   std::vector<double> theta;
   std::vector<std::uint16_t> pair_first, pair_second;
   MatrixF mean_first, mean_second;  // [n_head_kv, n_pairs]
-  std::vector<float> value_unit;    // [n_head_kv] v^ inner = value_unit * gain * (code - 1.5)
-  MatrixF value_signs;              // [n_head_kv, D]; v^ = signs * (H v^ inner), H the normalised Hadamard
+  // y^ = value_unit * 2^((n - 40) / 8) * (code - 1.5), n = gain byte mod 64, 0 where n = 0;  v^ = signs of the page's pattern *
+  // (H y^), H the normalised Hadamard
+  std::vector<float> value_unit;  // [n_head_kv]
+  MatrixF value_signs;            // [kPatterns * n_head_kv, D], row pattern * n_head_kv + head
 };
 
 // Throws Error where the codecs do not fit pages: V not at 2 bits, or the limits of PageLayout.
