@@ -40,8 +40,8 @@ struct Operation {
 struct BlockState {
   struct Row {
     float max = 0.0F;
-    double sum = 0.0;          // of all probabilities
-    double code_sum = 0.0;     // of those of coded rows
+    double sum = 0.0;                             // of all probabilities
+    double code_sum = 0.0;                        // of those of coded rows
     std::array<double, kMaxBases> code_weight{};  // integer codes: of their rounded weights, gains included, by basis
   };
   std::vector<Row> rows;

@@ -41,8 +41,8 @@ class IntegerTile {
 
   // s[r * kTile + j] (+)= logits, see key_scores.
   void score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add, float* s) const;
-  // Of the rows in basis b: sums[(r * bases + b) * 4 lanes + column] += weighted codes, weight[r * weight_stride + b] += weights;
-  // p [rows][kTile] >= 0.
+  // Of the rows in basis b: sums[(r * bases + b) * 4 lanes + column] += weighted codes, weight[r * weight_stride + b] +=
+  // weights; p [rows][kTile] >= 0.
   void add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight, std::ptrdiff_t weight_stride);
 
  private:

@@ -1,5 +1,5 @@
-// Gains of the spectral codec as small integers n: 0 = zero, n > 0: 2^((n - kOne) / kPerOctave). No library logarithm: they must
-// not depend on where they were computed.
+// Gains of the spectral codec as small integers n: 0 = zero, n > 0: 2^((n - kOne) / kPerOctave). No library logarithm: they
+// must not depend on where they were computed.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,8 @@ class GainCode {
   [[nodiscard]] const std::array<float, kParts>& edges() const { return edge_; }
 
  private:
-  // Edges lie half a step above 0.5 * 2^(i / kPerOctave); values are rounded from double, in which exp2 is exact enough everywhere.
+  // Edges lie half a step above 0.5 * 2^(i / kPerOctave); values are rounded from double, in which exp2 is exact enough
+  // everywhere.
   GainCode() {
     for (std::size_t i = 0; i < edge_.size(); ++i) {
       edge_[i] = static_cast<float>(0.5 * std::exp2((static_cast<double>(i) + 0.5) / kPerOctave));

@@ -274,7 +274,7 @@ class SpectralValueCodec final : public Codec {
   std::size_t head_bytes_ = 0;
   std::vector<float> scale_;
   std::vector<CodeForm> forms_;
-  MatrixF signs_;  // [kSignPatterns * n_head_kv, D]
+  MatrixF signs_;                                  // [kSignPatterns * n_head_kv, D]
   std::vector<float> inverse_step_, half_levels_;  // [D]
   std::shared_ptr<const MatrixF> hadamard_;
 };

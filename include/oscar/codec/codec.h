@@ -62,7 +62,7 @@ struct CodeForm {
   std::vector<float> unit;        // [coded]
   std::size_t gain_offset = 0;    // of the gain byte in a row
   std::array<float, 256> gain{};  // finite
-  int bases = 1;  // V, at most kMaxBases; a row's is told by the bits of its gain byte from basis_shift on
+  int bases = 1;                  // V, at most kMaxBases; a row's is told by the bits of its gain byte from basis_shift on
   int basis_shift = 8;
 };
 inline constexpr int kMaxBases = 4;

@@ -22,9 +22,9 @@
 // b is 1, 2 or 3; a rate of 1.5 or 2.5 bits gives the larger width to the first half of the coordinates. step_b and d_b are
 // step and distortion of the uniform quantiser of a unit Gaussian. Decode: x^ = g zh S_p^T.
 //
-// GAINS are one byte. K: 0 = the row is its mean; n > 0: g = 2^((n - 128) / 16). V: n + 64 p, n = 0: the row is 0 (and so is p);
-// n = 1 .. 63: g = scale * 2^((n - 40) / 8), scale static per head. A gain (g0 of K) is rounded to the nearest in the logarithm;
-// outside the range it is clamped (counted as saturated).
+// GAINS are one byte. K: 0 = the row is its mean; n > 0: g = 2^((n - 128) / 16). V: n + 64 p, n = 0: the row is 0 (and so is
+// p); n = 1 .. 63: g = scale * 2^((n - 40) / 8), scale static per head. A gain (g0 of K) is rounded to the nearest in the
+// logarithm; outside the range it is clamped (counted as saturated).
 //
 // Bytes of a K row: per head ascending its digits, then n_head_kv gain bytes. A coordinate of b bits is b / 2 base-4 digits,
 // least significant first. A head's digits are stored by level: the first digits of its coordinates of b >= 2, then the second
