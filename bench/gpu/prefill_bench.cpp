@@ -1,0 +1,167 @@
+// Prefill attention on the paged 2-bit cache on this machine's GPU. usage: prefill_bench [--json FILE] [--only TEXT]
+//
+// A time is that of one whole prefill of a layer: a CUDA graph of launches that take turns with a few caches, time of a replay
+// / launches, median of 15 replays. Operations counted: 4 D per query row and position that it sees. bench/gpu/anchors.py
+// --prefill measures PyTorch's BF16 attention in the same way.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "fill.h"
+#include "oscar/cuda/prefill.h"
+#include "paged_world.h"
+#include "timing.h"
+
+namespace {
+
+using namespace oscar;
+using bench::shuffled;
+using bench::time_graph;
+using bench::Times;
+using cuda::check;
+using cuda::DeviceArray;
+
+struct Size {
+  std::string name;
+  int batch, prefix, chunk;
+  int dim = 128, kv_heads = 8, group = 4;
+  bool uneven = false;  // heads of different slot counts
+  bool mean = true;
+  float soft_cap = 0;
+};
+
+struct Cache {
+  DeviceArray<std::uint8_t> pages;
+  DeviceArray<std::uint16_t> blocks;
+  DeviceArray<std::int32_t> page_table, block_table;
+};
+constexpr int kCaches = 3;
+
+nlohmann::json measure(const Size& size) {
+  std::vector<int> slots(test::size_of(size.kv_heads), size.dim);
+  if (size.uneven) {
+    const int spread[] = {-80, -48, -16, 0, 0, 16, 48, 80};
+    for (std::size_t h = 0; h < slots.size(); ++h) slots[h] += spread[h % 8] * size.dim / 128 / 16 * 16;
+  }
+  const paged::SpectralTables tables = test::random_tables(size.dim, slots, size.mean ? 1.0 : 0.0, 3);
+  const cuda::LayerTables layer(tables);
+  const int sink = 64;
+  const int recent = 256;
+  const int ring = paged::ring_blocks(recent);
+  const int length = size.prefix + size.chunk;
+  const auto batch = test::size_of(size.batch);
+  const auto kv_heads = test::size_of(size.kv_heads);
+  const auto dim = test::size_of(size.dim);
+  const std::size_t page_columns = (test::size_of(length) + 63) / 64;
+  const std::size_t block_columns = test::size_of(sink / paged::kBlockTokens + ring);
+  const std::size_t n_pages = batch * page_columns;
+
+  std::mt19937 rng(1);
+  std::vector<Cache> caches;
+  for (std::size_t i = 0; i < kCaches; ++i) {
+    Cache& c = caches.emplace_back();
+    c.pages = DeviceArray<std::uint8_t>(n_pages * tables.layout.page_bytes);
+    c.blocks = DeviceArray<std::uint16_t>(batch * block_columns * kv_heads * paged::exact_head_values(size.dim));
+    bench::fill_words(c.pages.data(), c.pages.size(), i << 40);
+    bench::fill_gains(c.pages.data(), n_pages, layer.view());
+    bench::fill_halves(c.blocks.data(), c.blocks.size(), (i << 40) + 1);
+    c.page_table = DeviceArray<std::int32_t>(shuffled(n_pages, rng));
+    c.block_table = DeviceArray<std::int32_t>(shuffled(batch * block_columns, rng));
+  }
+  const std::size_t tokens = batch * test::size_of(size.chunk);
+  const DeviceArray<std::uint16_t> q(tokens * test::size_of(size.group) * kv_heads * dim);
+  const DeviceArray<std::uint16_t> k(tokens * kv_heads * dim);
+  const DeviceArray<std::uint16_t> v(tokens * kv_heads * dim);
+  const DeviceArray<std::uint16_t> out(q.size());
+  bench::fill_halves(q.data(), q.size(), 77);
+  bench::fill_halves(k.data(), k.size(), 78);
+  bench::fill_halves(v.data(), v.size(), 79);
+  check(cudaDeviceSynchronize(), "filling the caches");
+  const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>(batch, length));
+  std::vector<std::int32_t> starts;
+  for (int b = 0; b <= size.batch; ++b) starts.push_back(b * size.chunk);
+  const DeviceArray<std::int32_t> query_start(starts);
+
+  cuda::PrefillArgs args;
+  args.layer = &layer.view();
+  args.batch = size.batch;
+  args.n_tokens = size.batch * size.chunk;
+  args.group = size.group;
+  args.sink = sink;
+  args.recent = recent;
+  args.scale = 1.0F / std::sqrt(static_cast<float>(size.dim));
+  args.soft_cap = size.soft_cap;
+  args.q = q.data();
+  args.k = k.data();
+  args.v = v.data();
+  args.query_start = query_start.data();
+  args.lengths = lengths.data();
+  args.page_columns = static_cast<int>(page_columns);
+  args.ring = ring;
+  args.out = out.data();
+  const auto launch = [&](int i, cudaStream_t stream) {
+    const Cache& c = caches[test::size_of(i) % kCaches];
+    args.pages = c.pages.data();
+    args.page_table = c.page_table.data();
+    args.blocks = c.blocks.data();
+    args.block_table = c.block_table.data();
+    cuda::prefill(args, stream);
+  };
+  const double seen = static_cast<double>(size.chunk) * (size.prefix + (size.chunk + 1) / 2.0);
+  const double operations = 4.0 * size.dim * size.kv_heads * size.group * size.batch * seen;
+  const Times t = time_graph(kCaches, launch);
+  const double rate = operations / t.median * 1e-6;
+  std::printf("%-34s %9.1f us  (%.1f .. %.1f)  %6.1f TFLOP/s\n", size.name.c_str(), t.median, t.low, t.high, rate);
+  std::fflush(stdout);
+  return {{"name", size.name},      {"batch", size.batch},
+          {"prefix", size.prefix},  {"chunk", size.chunk},
+          {"head_dim", size.dim},   {"n_head_kv", size.kv_heads},
+          {"group", size.group},    {"uneven_slots", size.uneven},
+          {"rope_mean", size.mean}, {"soft_cap", size.soft_cap},
+          {"us", t.median},         {"us_low", t.low},
+          {"us_high", t.high},      {"tflops", rate}};
+}
+
+std::vector<Size> sizes() {
+  return {
+      {"2048 on 32K", 1, 32768, 2048},
+      {"2048 on 32K, no mean", 1, 32768, 2048, 128, 8, 4, false, false},
+      {"2048 on 32K, uneven slots", 1, 32768, 2048, 128, 8, 4, true},
+      {"2048 on 32K, soft cap", 1, 32768, 2048, 128, 8, 4, false, true, 50.0F},
+      {"2048 on 32K, head_dim 64", 1, 32768, 2048, 64},
+      {"2048 on 32K, 64 query heads", 1, 32768, 2048, 128, 8, 8},
+      {"8192 alone", 1, 0, 8192},
+      {"512 on 32K", 1, 32768, 512},
+      {"8 x 256 on 8K", 8, 8192, 256},
+      {"2048 on 128K", 1, 131072, 2048},
+  };
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string json_path;
+  std::string only;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--json") json_path = argv[i + 1];
+    if (flag == "--only") only = argv[i + 1];
+  }
+  try {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    nlohmann::json report;
+    report["device"] = properties.name;
+    std::printf("%s\n", properties.name);
+    for (const Size& size : sizes()) {
+      if (size.name.find(only) != std::string::npos) report["prefill"].push_back(measure(size));
+    }
+    if (!json_path.empty()) std::ofstream(json_path) << report.dump(1) << '\n';
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "prefill_bench: error: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}

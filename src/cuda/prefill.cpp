@@ -1,0 +1,86 @@
+// Host side of a prefill: checks. The kernel and its launch are in prefill_64.cu and prefill_128.cu.
+#include "oscar/cuda/prefill.h"
+
+#include <algorithm>
+
+#include "cuda/prefill_params.h"
+#include "cuda/runtime.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kMaxBatch = 1 << 16;
+constexpr int kMaxTokens = 1 << 22;
+constexpr int kMaxGroup = 16;
+
+void check_arguments(const PrefillArgs& a) {
+  if (a.layer == nullptr) fail("cuda prefill: the layer's tables are missing");
+  if (a.layer->head_dim != 64 && a.layer->head_dim != 128)
+    fail("cuda prefill: head_dim is {}; 64 and 128 are possible", a.layer->head_dim);
+  if (a.batch < 1 || a.batch > kMaxBatch)
+    fail("cuda prefill: a batch of {} sequences; 1 to {} are possible", a.batch, kMaxBatch);
+  if (a.n_tokens < 1 || a.n_tokens > kMaxTokens)
+    fail("cuda prefill: {} query tokens; 1 to {} are possible", a.n_tokens, kMaxTokens);
+  if (a.group < 1 || a.group > kMaxGroup)
+    fail("cuda prefill: {} query heads per KV head; 1 to {} are possible", a.group, kMaxGroup);
+  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
+    fail("cuda prefill: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
+  if (a.recent < 1) fail("cuda prefill: the window of recent rows is {}; it holds the query's own token at least", a.recent);
+  if (a.ring < paged::ring_blocks(a.recent))
+    fail("cuda prefill: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent);
+  if (!(a.scale > 0.0F)) fail("cuda prefill: a scale of {}; it must be above 0", a.scale);
+  if (!(a.soft_cap >= 0.0F)) fail("cuda prefill: a soft cap of {}; 0 (none) or more is possible", a.soft_cap);
+  if (a.page_columns < 1) fail("cuda prefill: the page table has no columns");
+  const std::int64_t row = std::int64_t{a.layer->n_head_kv} * a.layer->head_dim;
+  for (const std::int64_t stride : {a.k_stride, a.v_stride}) {
+    if (stride != 0 && (stride < row || stride % 8 != 0))
+      fail("cuda prefill: rows begin every {} values; 0 or a multiple of 8 from {} on is possible", stride, row);
+  }
+  const void* const needed[] = {a.q, a.k, a.v, a.query_start, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out};
+  if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
+    fail("cuda prefill: a tensor is missing");
+}
+
+}  // namespace
+
+void prefill(const PrefillArgs& args, cudaStream_t stream) {
+  check_arguments(args);
+  PrefillParams p{};
+  p.layer = *args.layer;
+  p.batch = args.batch;
+  p.group = args.group;
+  p.n_tokens = args.n_tokens;
+  p.sink = args.sink;
+  p.recent = args.recent;
+  p.ring = args.ring;
+  p.page_columns = args.page_columns;
+  p.scale = args.scale;
+  p.soft_cap = args.soft_cap;
+  const std::int64_t row = std::int64_t{p.layer.n_head_kv} * p.layer.head_dim;
+  p.q = static_cast<const __half*>(args.q);
+  p.k = static_cast<const __half*>(args.k);
+  p.v = static_cast<const __half*>(args.v);
+  p.k_stride = args.k_stride != 0 ? args.k_stride : row;
+  p.v_stride = args.v_stride != 0 ? args.v_stride : row;
+  p.query_start = args.query_start;
+  p.lengths = args.lengths;
+  p.pages = static_cast<const std::uint8_t*>(args.pages);
+  p.page_table = args.page_table;
+  p.blocks = static_cast<const __half*>(args.blocks);
+  p.block_table = args.block_table;
+  p.sinks = args.sinks;
+  p.out = static_cast<__half*>(args.out);
+  p.lse = args.lse;
+  int device = 0;
+  int major = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&p.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  if (major != 9) fail("cuda prefill: a GPU of compute capability {}.x; 9.0 (H100, H200) is needed", major);
+  bool fits = true;
+  check(p.layer.head_dim == 64 ? launch_prefill_64(p, stream, &fits) : launch_prefill_128(p, stream, &fits),
+        "the launch of a prefill");
+  if (!fits) fail("cuda prefill: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
+}
+
+}  // namespace oscar::cuda

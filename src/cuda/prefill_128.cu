@@ -1,0 +1,9 @@
+#include "cuda/prefill_launch.cuh"
+
+namespace oscar::cuda {
+
+cudaError_t launch_prefill_128(PrefillParams& p, cudaStream_t stream, bool* fits) {
+  return choose_blocks<128>(p, stream, fits);
+}
+
+}  // namespace oscar::cuda

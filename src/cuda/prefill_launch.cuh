@@ -1,0 +1,48 @@
+// Launch of a prefill, included once per head_dim.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/prefill_attend.cuh"
+
+namespace oscar::cuda {
+
+template <int D, int kBlocks, bool kCap>
+cudaError_t launch(PrefillParams& p, cudaStream_t stream, bool* fits) {
+  using Memory = PrefillMemory<D>;
+  *fits = Memory::stages(p.layer.max_slots, p.shared_bytes) > 0;
+  if (!*fits) return cudaSuccess;
+  auto* kernel = prefill_kernel<D, kBlocks, kCap>;
+  static const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
+  if (raised != cudaSuccess) return raised;
+  // As many pieces as the longest chunks can have.
+  constexpr int kRows = kPrefillRows * kBlocks;
+  p.units = static_cast<int>((std::int64_t{p.n_tokens} * p.group + kRows - 1) / kRows) + std::min(p.batch, p.n_tokens) - 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(p.units * p.layer.n_head_kv * kBlocks));
+  config.blockDim = dim3(kPrefillThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(p.shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = kBlocks;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = kBlocks > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+template <int D, int kBlocks>
+cudaError_t choose_cap(PrefillParams& p, cudaStream_t stream, bool* fits) {
+  return p.soft_cap > 0.0F ? launch<D, kBlocks, true>(p, stream, fits) : launch<D, kBlocks, false>(p, stream, fits);
+}
+template <int D>
+cudaError_t choose_blocks(PrefillParams& p, cudaStream_t stream, bool* fits) {
+  // The two blocks of a cluster share the making of keys, which takes twice the rows. Clusters of 4 share more, but as many as
+  // a GPU holds at once leave more of it idle.
+  const bool two = std::int64_t{p.n_tokens} * p.group >= std::int64_t{4} * kPrefillRows * p.batch;
+  return two ? choose_cap<D, 2>(p, stream, fits) : choose_cap<D, 1>(p, stream, fits);
+}
+
+}  // namespace oscar::cuda

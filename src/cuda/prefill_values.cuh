@@ -1,0 +1,156 @@
+// The four warps of a prefill that make tiles of values, [D, 64] binary16, from pages or from exact rows, and fetch the pages.
+// Coded values stay in the Hadamard basis of their page.
+#pragma once
+
+#include "cuda/prefill_memory.cuh"
+
+namespace oscar::cuda {
+
+template <int D>
+class ValueMaker {
+  using Memory = PrefillMemory<D>;
+
+ public:
+  __device__ ValueMaker(const PrefillParams& p, const PrefillUnit& unit, std::uint32_t shared)
+      : p_(p),
+        u_(unit),
+        shared_(shared),
+        thread_(static_cast<int>(threadIdx.x) % 128),
+        lane_(thread_ % 32),
+        warp_(same_in_warp(thread_ / 32)),
+        slots_(same_in_warp<int>(p.layer.slots[unit.kv])),
+        ring_(shared, Memory::tiles(slots_) + Memory::kHalfTile, Memory::stages(slots_, p.shared_bytes)),
+        fetch_(same_in_warp(unit.first_page), same_in_warp(unit.last_page)) {}
+
+  __device__ __forceinline__ void run() {
+    coded();
+    exact();
+  }
+
+ private:
+  __device__ __forceinline__ void fetch_page() {
+    if (thread_ == 0 && !fetch_.done()) {
+      if (fetched_.round() > 0) barrier_await(shared_ + Memory::kPageEmpty + fetched_.offset(), (fetched_.round() - 1U) & 1U);
+      const std::int32_t page = __ldg(p_.page_table + static_cast<std::int64_t>(u_.sequence) * p_.page_columns + fetch_.page());
+      const std::uint32_t bytes = paged::head_bytes(slots_, D);
+      const std::uint32_t at = shared_ + Memory::kPage + fetched_.offset();
+      barrier_expect(at, bytes);
+      copy_to_shared(page_at(fetched_),
+                     p_.pages + static_cast<std::int64_t>(page) * p_.layer.page_bytes + p_.layer.head_offset[u_.kv], bytes, at);
+    }
+    __syncwarp();
+    if (!fetch_.done()) fetch_.next();
+    fetched_.next();
+  }
+  [[nodiscard]] __device__ std::uint32_t page_at(const PageRing& pages) const {
+    return shared_ + Memory::kPages + static_cast<std::uint32_t>(pages.stage()) * Memory::page_stage(slots_);
+  }
+
+  __device__ __forceinline__ void coded() {
+    // Two pages ahead: the makers of keys may be two behind.
+    fetch_page();
+    fetch_page();
+    PageRing pages;
+    for (PageWalk walk(same_in_warp(u_.first_page), same_in_warp(u_.last_page)); !walk.done(); walk.next()) {
+      fetch_page();
+      barrier_await(shared_ + Memory::kPage + pages.offset(), pages.parity());
+      make(pages);
+      publish_stores();
+      named_barrier(4, 128);
+      if (thread_ == 0) barrier_arrive(ring_.barrier(Memory::kFull));
+      pages.next();
+      ring_.next();
+    }
+  }
+
+  // Dimensions as rows, the tokens of the warp's group as columns.
+  __device__ __forceinline__ void make(const PageRing& pages) {
+    const std::uint32_t digits = page_at(pages) + paged::key_bytes(slots_);
+    const std::uint32_t gain_bytes = digits + paged::value_bytes(D) + kPageTokens;
+    std::uint32_t word[D / 32];
+    const std::uint32_t at = digits + static_cast<std::uint32_t>(warp_ * 4 * D + lane_ * (D / 8));
+    if constexpr (D == 128) {
+      const uint4 four = load_shared_16(at);
+      word[0] = four.x;
+      word[1] = four.y;
+      word[2] = four.z;
+      word[3] = four.w;
+    } else {
+      const uint2 two = load_shared_8(at);
+      word[0] = two.x;
+      word[1] = two.y;
+    }
+    // Gains of tokens 2 t, 2 t + 1 (half 0) and 2 t + 8, 2 t + 9 (half 1).
+    __half2 gain[2][2], centre[2];  // [half][field of rows 0 .. 7, 8 .. 15]
+    std::uint32_t four[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        four[half][i] = load_shared_4(gain_bytes + 4U * static_cast<std::uint32_t>(lane_ % 4 * 2 + i + 8 * half));
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float g[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::uint32_t byte = four[half][i] >> (8 * warp_) & (paged::kValueGains - 1U);
+        g[i] = load_shared_float(shared_ + Memory::kValueGains + 4U * byte);
+      }
+      const float field = half == 0 ? 0x1p24F * kValueUnit : 0x1p22F * kValueUnit;
+      gain[half][0] = __floats2half2_rn(g[0] * field, g[1] * field);
+      gain[half][1] = __hmul2(gain[half][0], __float2half2_rn(0x1p-4F));
+      centre[half] = __floats2half2_rn(-1.5F * kValueUnit * g[0], -1.5F * kValueUnit * g[1]);
+    }
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + pages.offset());
+    ring_.wait_empty();
+    const std::uint32_t to = ring_.tile() + swizzled(lane_ / 16 * 8 + lane_ % 8, 2 * warp_ + lane_ / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      const std::uint32_t fields = word[i / 2] >> (8 * (i % 2));
+      const auto value = [&](std::uint32_t mask, int half, int rows) {
+        const std::uint32_t bits = fields & mask;
+        const __half2 x = __hfma2(*reinterpret_cast<const __half2*>(&bits), gain[half][rows], centre[half]);
+        return *reinterpret_cast<const std::uint32_t*>(&x);
+      };
+      // Matrices: (rows 0 .. 7, tokens 0 .. 7), (rows 0 .. 7, tokens 8 .. 15), (rows 8 .. 15, ...).
+      store_matrix(to + 2048U * static_cast<std::uint32_t>(i), value(0x00030003U, 0, 0), value(0x000C000CU, 1, 0),
+                   value(0x00300030U, 0, 1), value(0x00C000C0U, 1, 1));
+    }
+  }
+
+  // Exact rows, eight tokens by 32 dimensions at a time, transposed on their way; zeros where no query of the block reads.
+  __device__ __forceinline__ void exact() {
+    const int exact_tiles = same_in_warp(u_.exact_tiles);
+    for (int tile = 0; tile < exact_tiles; ++tile) {
+      ring_.wait_empty();
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        int flip = 0;
+        const uint4* row = exact_row<D>(p_, u_, tile, tile_token(16 * warp_ + 8 * half + lane_ / 4), true, flip);
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i) {
+          const uint4 x = row != nullptr ? __ldg(row + ((4 * i + lane_ % 4) ^ flip)) : make_uint4(0, 0, 0, 0);
+          // Matrix m has dimensions 8 t + 2 m and 8 t + 2 m + 1 of lanes t.
+          const int dim = 32 * i + lane_ % 8 / 2 * 8 + lane_ / 8 * 2 + lane_ % 2;
+          store_matrix_transposed(ring_.tile() + swizzled(dim, 2 * warp_ + half), x.x, x.y, x.z, x.w);
+        }
+      }
+      publish_stores();
+      named_barrier(4, 128);
+      if (thread_ == 0) barrier_arrive(ring_.barrier(Memory::kFull));
+      ring_.next();
+    }
+  }
+
+  const PrefillParams& p_;
+  const PrefillUnit& u_;
+  std::uint32_t shared_;
+  int thread_, lane_, warp_, slots_;
+  MakerRing<D> ring_;
+  PageWalk fetch_;
+  PageRing fetched_;
+};
+
+}  // namespace oscar::cuda

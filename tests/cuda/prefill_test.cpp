@@ -1,0 +1,57 @@
+// What of a prefill needs no GPU: limits and the sentences of errors.
+#include "oscar/cuda/prefill.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "oscar/base/error.h"
+
+namespace oscar::cuda {
+namespace {
+
+std::string message(const PrefillArgs& args) {
+  try {
+    prefill(args, nullptr);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
+  LayerView layer;
+  layer.n_head_kv = 8;
+  layer.head_dim = 128;
+  PrefillArgs good;
+  good.layer = &layer;
+  good.batch = 2;
+  good.n_tokens = 100;
+  good.group = 4;
+  good.page_columns = 10;
+  good.ring = 17;
+  EXPECT_THAT(message(good), testing::HasSubstr("a tensor is missing"));
+  const auto refused = [&](auto&& change, const char* why) {
+    PrefillArgs args = good;
+    change(args);
+    EXPECT_THAT(message(args), testing::HasSubstr(why));
+  };
+  refused([](PrefillArgs& a) { a.layer = nullptr; }, "the layer's tables are missing");
+  refused([](PrefillArgs& a) { a.batch = 0; }, "a batch of 0 sequences");
+  refused([](PrefillArgs& a) { a.n_tokens = 0; }, "0 query tokens");
+  refused([](PrefillArgs& a) { a.group = 17; }, "17 query heads per KV head");
+  refused([](PrefillArgs& a) { a.sink = 65; }, "a multiple of 16 is needed");
+  refused([](PrefillArgs& a) { a.recent = 0; }, "it holds the query's own token");
+  refused([](PrefillArgs& a) { a.ring = 16; }, "a ring of 16 blocks does not hold 256 recent rows");
+  refused([](PrefillArgs& a) { a.scale = 0; }, "a scale of 0");
+  refused([](PrefillArgs& a) { a.soft_cap = -1; }, "a soft cap of -1");
+  refused([](PrefillArgs& a) { a.page_columns = 0; }, "the page table has no columns");
+  refused([](PrefillArgs& a) { a.k_stride = 1020; }, "rows begin every 1020 values");
+  refused([](PrefillArgs& a) { a.v_stride = 1028; }, "rows begin every 1028 values");
+  layer.head_dim = 256;
+  EXPECT_THAT(message(good), testing::HasSubstr("head_dim is 256"));
+}
+
+}  // namespace
+}  // namespace oscar::cuda
