@@ -9,15 +9,15 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "caches.h"
 #include "fill.h"
 #include "oscar/cuda/prefill.h"
 #include "paged_world.h"
-#include "timing.h"
 
 namespace {
 
 using namespace oscar;
-using bench::shuffled;
+using bench::Cache;
 using bench::time_graph;
 using bench::Times;
 using cuda::check;
@@ -32,19 +32,10 @@ struct Size {
   float soft_cap = 0;
 };
 
-struct Cache {
-  DeviceArray<std::uint8_t> pages;
-  DeviceArray<std::uint16_t> blocks;
-  DeviceArray<std::int32_t> page_table, block_table;
-};
 constexpr int kCaches = 3;
 
 nlohmann::json measure(const Size& size) {
-  std::vector<int> slots(test::size_of(size.kv_heads), size.dim);
-  if (size.uneven) {
-    const int spread[] = {-80, -48, -16, 0, 0, 16, 48, 80};
-    for (std::size_t h = 0; h < slots.size(); ++h) slots[h] += spread[h % 8] * size.dim / 128 / 16 * 16;
-  }
+  const std::vector<int> slots = bench::slots_of_heads(size.kv_heads, size.dim, size.uneven);
   const paged::SpectralTables tables = test::random_tables(size.dim, slots, size.mean ? 1.0 : 0.0, 3);
   const cuda::LayerTables layer(tables);
   const int sink = 64;
@@ -58,18 +49,8 @@ nlohmann::json measure(const Size& size) {
   const std::size_t block_columns = test::size_of(sink / paged::kBlockTokens + ring);
   const std::size_t n_pages = batch * page_columns;
 
-  std::mt19937 rng(1);
-  std::vector<Cache> caches;
-  for (std::size_t i = 0; i < kCaches; ++i) {
-    Cache& c = caches.emplace_back();
-    c.pages = DeviceArray<std::uint8_t>(n_pages * tables.layout.page_bytes);
-    c.blocks = DeviceArray<std::uint16_t>(batch * block_columns * kv_heads * paged::exact_head_values(size.dim));
-    bench::fill_words(c.pages.data(), c.pages.size(), i << 40);
-    bench::fill_gains(c.pages.data(), n_pages, layer.view());
-    bench::fill_halves(c.blocks.data(), c.blocks.size(), (i << 40) + 1);
-    c.page_table = DeviceArray<std::int32_t>(shuffled(n_pages, rng));
-    c.block_table = DeviceArray<std::int32_t>(shuffled(batch * block_columns, rng));
-  }
+  const std::vector<Cache> caches =
+      bench::random_caches(kCaches, batch, page_columns, block_columns, tables.layout, layer.view());
   const std::size_t tokens = batch * test::size_of(size.chunk);
   const DeviceArray<std::uint16_t> q(tokens * test::size_of(size.group) * kv_heads * dim);
   const DeviceArray<std::uint16_t> k(tokens * kv_heads * dim);
