@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/arguments.h"
 #include "cuda/decode_params.h"
 #include "cuda/runtime.h"
 
@@ -75,13 +76,7 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group, int quer
 }
 
 void check_arguments(const DecodeArgs& a) {
-  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
-    fail("cuda decode: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
-  if (a.recent < 1) fail("cuda decode: the window of recent rows is {}; it holds the query's own token at least", a.recent);
-  if (a.ring < paged::ring_blocks(a.recent + a.queries - 1))
-    fail("cuda decode: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent + a.queries - 1);
-  if (!(a.soft_cap >= 0.0F)) fail("cuda decode: a soft cap of {}; 0 (none) or more is possible", a.soft_cap);
-  if (a.page_columns < 1) fail("cuda decode: the page table has no columns");
+  check_cache("decode", a, a.recent + a.queries - 1);
   const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out, a.workspace};
   if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
     fail("cuda decode: a tensor is missing");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/arguments.h"
 #include "cuda/prefill_params.h"
 #include "cuda/runtime.h"
 
@@ -23,14 +24,8 @@ void check_arguments(const PrefillArgs& a) {
     fail("cuda prefill: {} query tokens; 1 to {} are possible", a.n_tokens, kMaxTokens);
   if (a.group < 1 || a.group > kMaxGroup)
     fail("cuda prefill: {} query heads per KV head; 1 to {} are possible", a.group, kMaxGroup);
-  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
-    fail("cuda prefill: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
-  if (a.recent < 1) fail("cuda prefill: the window of recent rows is {}; it holds the query's own token at least", a.recent);
-  if (a.ring < paged::ring_blocks(a.recent))
-    fail("cuda prefill: a ring of {} blocks does not hold {} recent rows", a.ring, a.recent);
+  check_cache("prefill", a, a.recent);
   if (!(a.scale > 0.0F)) fail("cuda prefill: a scale of {}; it must be above 0", a.scale);
-  if (!(a.soft_cap >= 0.0F)) fail("cuda prefill: a soft cap of {}; 0 (none) or more is possible", a.soft_cap);
-  if (a.page_columns < 1) fail("cuda prefill: the page table has no columns");
   const std::int64_t row = std::int64_t{a.layer->n_head_kv} * a.layer->head_dim;
   for (const std::int64_t stride : {a.k_stride, a.v_stride}) {
     if (stride != 0 && (stride < row || stride % 8 != 0))
