@@ -3,7 +3,7 @@ MODEL ?= smollm2
 
 help:
 	@echo 'make demo [MODEL=smollm2|qwen0.5b|qwen1.5b|gemma270m]   set everything up, then answer a question from a 2-bit cache'
-	@echo 'make eval [MODEL=...] [QUICK=1|FULL=1]                  set everything up, then measure what each codec costs in quality'
+	@echo 'make eval [MODEL=...] [QUICK=1|FULL=1|FRESH=1|LONG=1]   set everything up, then measure what each codec costs in quality'
 	@echo 'make table                                             the same in full, on F16 weights, for all models, as one table'
 	@echo 'make zoo [MODEL=...]                                    set everything up, then make the artifacts and cards of docs/zoo again'
 	@echo 'make bench [MODEL=...] [QUICK=1]                         set everything up, then measure speed beside stock llama.cpp: build/bench.json'
@@ -17,9 +17,9 @@ demo:
 	python3 scripts/demo.py '$(MODEL)'
 
 eval:
-	scripts/setup demo '$(MODEL)'
+	scripts/setup $(if $(FRESH),fresh,demo) '$(MODEL)'
 	scripts/build release -DOSCAR_TESTS=OFF
-	python3 scripts/eval.py '$(MODEL)' $(if $(FULL),full,$(if $(QUICK),quick))
+	python3 scripts/eval.py '$(MODEL)' $(if $(FULL),full,$(if $(FRESH),fresh,$(if $(LONG),long,$(if $(QUICK),quick))))
 
 table:
 	for model in smollm2 qwen0.5b qwen1.5b gemma270m; do scripts/setup demo $$model || exit 1; done

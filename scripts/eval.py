@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What each way to store the cache costs in quality on a model, with the noise floor; one table, also in build/.
 
-usage: eval.py [MODEL] [quick|full] [OPTION...]   after scripts/setup and scripts/build; options go to `oscar eval`
+usage: eval.py [MODEL] [quick|full|fresh|long] [OPTION...]   after scripts/setup and scripts/build; options go to `oscar eval`
 
-(nothing)  every method, 2 sequences of 4096 tokens, all tasks                            build/eval-MODEL.json
+(nothing)  every method, 2 sequences of 4096 tokens, one document, one chat               build/eval-MODEL.json
 quick      our codecs and published OSCAR, 1 sequence of 4096 tokens, most tasks          build/eval-MODEL.json
 full       our codecs and published OSCAR, 4 sequences of 8192 tokens, half prose and half code, on an F16 re-encoding of the
            same weights, so that 8-bit activations do not hide what is measured; calibrated on 32768 tokens, not on 8192
                                                                                           build/eval-MODEL-f16.json
+fresh      the same for our codecs, on other texts, on which nothing was ever chosen      build/eval-MODEL-f16-fresh.json
+long       2 bits on one sequence of 32768 tokens of essays, otherwise as full            build/eval-MODEL-f16-long.json
 """
 import os
 import subprocess
@@ -18,7 +20,13 @@ from common import CACHE, MODELS, ROOT, Failure, main, run, say, write_atomicall
 from demo import OSCAR, STRICT, calibrated
 
 FULL_CALIBRATION_TOKENS = 32768  # what `oscar calibrate` takes by default
-SIZES = {"": ["--all", "--sequences", 2], "quick": ["--quick"], "full": ["--ctx-size", 8192, "--sequences", 4, "--tasks", "kl"]}
+FOUR_OF_8192 = ["--ctx-size", 8192, "--sequences", 4, "--tasks", "kl"]
+SIZES = {"": ["--all", "--sequences", 2, "--documents", 1, "--chats", 1],
+         "quick": ["--quick"],
+         "full": FOUR_OF_8192,
+         "fresh": [*FOUR_OF_8192, "--methods", "spectral-2,spectral-3", "--no-floor"],
+         "long": ["--ctx-size", 32768, "--sequences", 1, "--tasks", "kl", "--methods", "spectral-2", "--no-floor"]}
+ON_F16 = ("full", "fresh", "long")
 
 
 def f16(model):
@@ -36,14 +44,15 @@ def f16(model):
 
 def artifact_of(model, size):
     gguf = CACHE / "models" / f"{model}.gguf"
-    return calibrated(model, gguf, FULL_CALIBRATION_TOKENS) if size == "full" else calibrated(model, gguf)
+    return calibrated(model, gguf, FULL_CALIBRATION_TOKENS) if size in ON_F16 else calibrated(model, gguf)
 
 
 def evaluate(model, size="", options=()):
     """Runs `oscar eval`; returns its table and the path of its JSON."""
     artifact = artifact_of(model, size)
-    judged = f16(model) if size == "full" else CACHE / "models" / f"{model}.gguf"
-    command = [OSCAR, "eval", "-m", judged, "-f", CACHE / "texts" / "essays.txt", "-f", CACHE / "texts" / "code.txt",
+    judged = f16(model) if size in ON_F16 else CACHE / "models" / f"{model}.gguf"
+    texts = {"fresh": ("fresh-prose", "fresh-code"), "long": ("essays",)}.get(size, ("essays", "code"))
+    command = [OSCAR, "eval", "-m", judged, *(word for name in texts for word in ("-f", CACHE / "texts" / f"{name}.txt")),
                "--oscar", artifact, *SIZES[size], *options]
 
     def result(form):
@@ -53,7 +62,7 @@ def evaluate(model, size="", options=()):
         return done.stdout
 
     say("measuring; what is finished is kept, so an interrupted run goes on when it is started again")
-    target = ROOT / "build" / f"eval-{judged.stem}.json"
+    target = ROOT / "build" / f"eval-{judged.stem}{'-' + size if size in ('fresh', 'long') else ''}.json"
     write_atomically(target, result("json"))
     return result("md").decode(), target  # the table comes out of what was kept
 

