@@ -190,9 +190,9 @@ class WarpAttention {
     const int last_cuts = max(tiers.n - (p_.queries - 1) - p_.recent, 0) / kPageTokens - tiers.first_page();
     const int coded_end[2] = {seen_by_column(tiers, head, 0) - p_.recent, seen_by_column(tiers, head, 1) - p_.recent};
 
-    float mean[4][State::kRows][2], next_mean[4][State::kRows][2];  // logits of this page and the next of its series
+    typename RopeMeans<kWide>::Pair means;
     const std::int32_t* next_id = table + ahead.page;
-    bool next_known = false;
+    bool second = false;  // of two pages whose means are known
     if constexpr (kMean) means_.start(item, tiers.first_page() + at.page);
     clear_sums();
     for (;;) {
@@ -210,9 +210,11 @@ class WarpAttention {
 
       float y[4][State::kRows][2];
       const float offset[2] = {constant[0] - state_.max[0], constant[1] - state_.max[1]};
+      bool mine = false;
       if constexpr (kMean) {
-        if (!next_known) means_.logits(mean, next_mean);
-        next_known = !next_known;
+        if (!second) means_.logits(means);
+        mine = means_.is_mine(second);
+        second = !second;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -221,10 +223,7 @@ class WarpAttention {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             y[j][r][c] = offset[c];
-            if constexpr (kMean) {
-              y[j][r][c] += mean[j][r][c];
-              mean[j][r][c] = next_mean[j][r][c];
-            }
+            if constexpr (kMean) y[j][r][c] += mine ? means.mine[j][r][c] : means.other[j][r][c];
           }
         }
       }
@@ -275,7 +274,7 @@ class WarpAttention {
       if (at.more == 0) break;
       at.next_series(pages);
       if constexpr (kMean) means_.jump(tiers.first_page() + at.page);
-      next_known = false;
+      second = false;
       clear_sums();
     }
   }

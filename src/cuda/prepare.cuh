@@ -159,15 +159,13 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
     }
 
     // q . RoPE_t(mean) = sum over pairs of Re(c e^(i theta t)), c = (q1 m1 + q2 m2) - i (q2 m1 - q1 m2).
-    // A float4 holds the real and the imaginary parts of two neighbouring pairs of one head, see attend.cuh.
-    constexpr int kHalves = kHeads / 4;
-    const int places = layer.n_pairs / 16 * kHalves * 32;
+    // A float4 holds the real and the imaginary parts of two neighbouring pairs of one head, see rope_means.cuh.
+    const int places = layer.n_pairs / 16 * 2 * kLanes;
     for (int i = thread; i < places; i += kPrepareThreads) {
-      const int upper = kHalves == 2 ? i / 32 % 2 : i % 32 / 16;
-      const int pair = i / 32 / kHalves * 16 + upper * 8 + i % 4 * 2;
+      const int pair = i / kLanes * 8 + i % 4 * 2;
       const ushort4 coordinate = *reinterpret_cast<const ushort4*>(layer.pair + 2 * pair);
       const float4 mean = *reinterpret_cast<const float4*>(layer.mean + 2 * (kv * layer.n_pairs + pair));
-      const float* row = q[i % 32 / 4 % kHeads];
+      const float* row = q[i % kLanes / 4];
       const float a1 = row[coordinate.x];
       const float a2 = row[coordinate.y];
       const float b1 = row[coordinate.z];
