@@ -191,12 +191,16 @@ class WarpAttention {
     const int coded_end[2] = {seen_by_column(tiers, head, 0) - p_.recent, seen_by_column(tiers, head, 1) - p_.recent};
 
     typename RopeMeans<kWide>::Pair means;
+    // Ids are read a page earlier than they are needed.
+    std::int32_t page_after = ahead.left > 0 ? __ldg(table + ahead.page) : -1;
+    if (!ahead.next()) ahead.next_series(pages);
     const std::int32_t* next_id = table + ahead.page;
     bool second = false;  // of two pages whose means are known
     if constexpr (kMean) means_.start(item, tiers.first_page() + at.page);
     clear_sums();
     for (;;) {
-      const std::int32_t next_page = ahead.left > 0 ? __ldg(next_id) : -1;
+      const std::int32_t next_page = page_after;
+      page_after = ahead.left > 0 ? __ldg(next_id) : -1;
       next_id += paged::kPatterns;
       if (!ahead.next()) {
         ahead.next_series(pages);
@@ -262,8 +266,7 @@ class WarpAttention {
       for (int j = 0; j < 4; ++j) probability_fragment<kWide>(y[j], b[j][0], b[j][1]);
       value_product(tile + values, b);
       ring_.release();
-      const auto id = static_cast<std::int32_t>(uniform(kept(static_cast<std::uint32_t>(next_page))));  // waited for here only
-      if (id >= 0) issue(id);
+      if (next_page >= 0) issue(uniform(next_page));
       if (at.next()) continue;
 
       // The series is over. The factor 2^24 of the subnormals, kValueScale, and the place of the rows' fields; 1.5 is the
