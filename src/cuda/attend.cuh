@@ -214,11 +214,8 @@ class WarpAttention {
 
       float y[4][State::kRows][2];
       const float offset[2] = {constant[0] - state_.max[0], constant[1] - state_.max[1]};
-      bool mine = false;
       if constexpr (kMean) {
         if (!second) means_.logits(means);
-        mine = means_.is_mine(second);
-        second = !second;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -227,10 +224,11 @@ class WarpAttention {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             y[j][r][c] = offset[c];
-            if constexpr (kMean) y[j][r][c] += mine ? means.mine[j][r][c] : means.other[j][r][c];
+            if constexpr (kMean) y[j][r][c] += means_.take(means, second, j, r, c);
           }
         }
       }
+      second = !second;
       __syncwarp();  // scratch
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {

@@ -74,7 +74,7 @@ class RopeMeans {
 
   // Mean logits of a page of a series and the next one.
   struct Pair {
-    float mine[4][State::kRows][2];  // wide tiles: of the first page. Others: of the page whose heads the lane's columns are
+    float mine[4][State::kRows][2];  // wide tiles: of the next page taken. Others: of the page whose heads the lane's columns are
     float other[4][State::kRows][2];
   };
   // Of this page and the next; moves on by two pages.
@@ -142,8 +142,16 @@ class RopeMeans {
     }
     page_ += 2 * paged::kPatterns;
   }
-  // Whether a lane's logits of the first or second page are Pair::mine.
-  [[nodiscard]] __device__ bool is_mine(bool second) const { return kWide ? !second : second == ((lane_ & 2) != 0); }
+  // One logit of the first page, then, after all of those, of the second.
+  [[nodiscard]] __device__ __forceinline__ float take(Pair& pages, bool second, int j, int r, int c) const {
+    if constexpr (kWide) {
+      const float x = pages.mine[j][r][c];
+      pages.mine[j][r][c] = pages.other[j][r][c];
+      return x;
+    } else {
+      return second == ((lane_ & 2) != 0) ? pages.mine[j][r][c] : pages.other[j][r][c];
+    }
+  }
 
  private:
   static constexpr int kSeriesStep = kPageTokens * paged::kPatterns;  // tokens between neighbours of a series
