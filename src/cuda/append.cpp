@@ -31,17 +31,6 @@ void check_arguments(const AppendArgs& a) {
     fail("cuda append: a tensor is missing");
 }
 
-int multiprocessors() {
-  static const int found = [] {
-    int id = 0;
-    int count = 0;
-    check(cudaGetDevice(&id), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, id), "cudaDeviceGetAttribute");
-    return count;
-  }();
-  return found;
-}
-
 }  // namespace
 
 void append(const AppendArgs& args, cudaStream_t stream) {
@@ -65,7 +54,7 @@ void append(const AppendArgs& args, cudaStream_t stream) {
   p.page_table = args.page_table;
   p.blocks = static_cast<__half*>(args.blocks);
   p.block_table = args.block_table;
-  check(launch_append(p, multiprocessors(), stream), "the launch of an append");
+  check(launch_append(p, current_device(), stream), "the launch of an append");
 }
 
 }  // namespace oscar::cuda

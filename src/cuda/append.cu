@@ -5,11 +5,13 @@ namespace oscar::cuda {
 namespace {
 
 template <int D, int kRows>
-cudaError_t launch(AppendParams& p, cudaStream_t stream) {
+cudaError_t launch(AppendParams& p, int device, cudaStream_t stream) {
   p.tiles = (p.n_rows + kRows - 1) / kRows;
   constexpr int kShared = static_cast<int>(sizeof(AppendShared<D, kRows>));
   auto* kernel = append_kernel<D, kRows>;
-  static const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  static OncePerDevice kernels;
+  const cudaError_t raised =
+      kernels(device, [&] { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared); });
   if (raised != cudaSuccess) return raised;
   kernel<<<static_cast<unsigned>(p.tiles * p.layer.n_head_kv), kAppendThreads, kShared, stream>>>(p);
   return cudaGetLastError();
@@ -17,21 +19,22 @@ cudaError_t launch(AppendParams& p, cudaStream_t stream) {
 
 // Small tiles, which take less time each, as long as all blocks run at once.
 template <int D>
-cudaError_t choose(AppendParams& p, int multiprocessors, cudaStream_t stream) {
+cudaError_t choose(AppendParams& p, const DeviceLimits& device, cudaStream_t stream) {
   const std::int64_t small = (std::int64_t{p.n_rows} + kSmallTile - 1) / kSmallTile * p.layer.n_head_kv;
-  return small <= 2 * multiprocessors ? launch<D, kSmallTile>(p, stream) : launch<D, kLargeTile>(p, stream);
+  return small <= 2 * device.multiprocessors ? launch<D, kSmallTile>(p, device.id, stream)
+                                             : launch<D, kLargeTile>(p, device.id, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_append(AppendParams& p, int multiprocessors, cudaStream_t stream) {
+cudaError_t launch_append(AppendParams& p, const DeviceLimits& device, cudaStream_t stream) {
   switch (p.layer.head_dim) {
     case 64:
-      return choose<64>(p, multiprocessors, stream);
+      return choose<64>(p, device, stream);
     case 128:
-      return choose<128>(p, multiprocessors, stream);
+      return choose<128>(p, device, stream);
     default:
-      return choose<256>(p, multiprocessors, stream);
+      return choose<256>(p, device, stream);
   }
 }
 

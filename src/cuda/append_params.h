@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/device.h"
 #include "oscar/cuda/append.h"
 
 namespace oscar::cuda {
@@ -29,6 +30,6 @@ struct AppendParams {
 };
 
 // Enqueues the kernel; the tiles are filled in.
-cudaError_t launch_append(AppendParams& params, int multiprocessors, cudaStream_t stream);
+cudaError_t launch_append(AppendParams& params, const DeviceLimits& device, cudaStream_t stream);
 
 }  // namespace oscar::cuda

@@ -17,19 +17,6 @@ constexpr int kMaxMultiprocessors = 256;  // sizes the workspace, so that it doe
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
-const DeviceLimits& device() {
-  static const DeviceLimits found = [] {
-    DeviceLimits d;
-    int id = 0;
-    check(cudaGetDevice(&id), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, id), "cudaDeviceGetAttribute");
-    check(cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id), "cudaDeviceGetAttribute");
-    check(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, id), "cudaDeviceGetAttribute");
-    return d;
-  }();
-  return found;
-}
-
 // Lays the workspace out from a null base or a real one; returns its size.
 std::size_t lay_out(DecodeParams& p, void* workspace) {
   const std::size_t items = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads);
@@ -111,7 +98,7 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   p.out = static_cast<__half*>(args.out);
   p.lse = args.lse;
   bool fits = true;
-  check(launch_decode(p, device(), stream, &fits), "the launch of a decode");
+  check(launch_decode(p, current_device(), stream, &fits), "the launch of a decode");
   if (!fits) fail("cuda decode: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
 }
 

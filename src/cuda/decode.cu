@@ -60,21 +60,21 @@ cudaError_t decode(DecodeParams& p, const DeviceLimits& device, cudaStream_t str
   auto* kernel = attend_kernel<D, kWide, kMean>;
   auto *prepare = prepare_kernel < D, kWide ? 8 : 4 > ;
   auto* merge = merge_kernel<D>;
-  static const cudaError_t raised = [&] {
+  static OncePerDevice kernels;
+  cudaError_t status = kernels(device.id, [&] {
     // A multiprocessor runs kernels side by side only when they want the same split between L1 and shared memory.
     for (const auto* each : {reinterpret_cast<const void*>(kernel), reinterpret_cast<const void*>(prepare),
                              reinterpret_cast<const void*>(merge)}) {
-      const cudaError_t status =
+      const cudaError_t failure =
           cudaFuncSetAttribute(each, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-      if (status != cudaSuccess) return status;
+      if (failure != cudaSuccess) return failure;
     }
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-  }();
+  });
   const bool overlaps = device.major >= 9;
   // A merge has about so many rows per head to read, four of them at once per warp.
   const int rows = static_cast<int>(p.workers) / (p.batch * p.heads) + kHeadParts;
   const int merge_warps = std::clamp(rows / 4, 1, kMergeWarps);
-  cudaError_t status = raised;
   const int items = p.batch * p.heads;
   if (status == cudaSuccess)
     status = launch(prepare, std::min(items, 4 * blocks), kPrepareThreads, 0, p, stream, overlaps && p.early);

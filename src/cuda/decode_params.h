@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/device.h"
 #include "oscar/cuda/decode.h"
 
 namespace oscar::cuda {
@@ -52,9 +53,6 @@ struct DecodeParams {
 // Per virtual head: [0] factor of key gains, [8 + h] start of the accumulators, [16 + h] constant logit.
 inline constexpr int kHeaderFloats = 24;
 
-struct DeviceLimits {
-  int multiprocessors = 0, shared_bytes = 0, major = 0;
-};
 // Enqueues the three kernels. What follows from the device (stages, warps) is filled in. *fits: whether the layer's tiles fit
 // the device's shared memory; nothing is launched where they do not.
 cudaError_t launch_decode(DecodeParams& params, const DeviceLimits& device, cudaStream_t stream, bool* fits);

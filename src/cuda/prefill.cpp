@@ -66,15 +66,13 @@ void prefill(const PrefillArgs& args, cudaStream_t stream) {
   p.sinks = args.sinks;
   p.out = static_cast<__half*>(args.out);
   p.lse = args.lse;
-  int device = 0;
-  int major = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&p.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
-  if (major != 9) fail("cuda prefill: a GPU of compute capability {}.x; 9.0 (H100, H200) is needed", major);
+  const DeviceLimits& device = current_device();
+  p.shared_bytes = device.shared_bytes;
+  if (device.major != 9) fail("cuda prefill: a GPU of compute capability {}.x; 9.0 (H100, H200) is needed", device.major);
   bool fits = true;
-  check(p.layer.head_dim == 64 ? launch_prefill_64(p, stream, &fits) : launch_prefill_128(p, stream, &fits),
-        "the launch of a prefill");
+  check(
+      p.layer.head_dim == 64 ? launch_prefill_64(p, device.id, stream, &fits) : launch_prefill_128(p, device.id, stream, &fits),
+      "the launch of a prefill");
   if (!fits) fail("cuda prefill: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
 }
 

@@ -8,12 +8,14 @@
 namespace oscar::cuda {
 
 template <int D, int kBlocks, bool kCap>
-cudaError_t launch(PrefillParams& p, cudaStream_t stream, bool* fits) {
+cudaError_t launch(PrefillParams& p, int device, cudaStream_t stream, bool* fits) {
   using Memory = PrefillMemory<D>;
   *fits = Memory::stages(p.layer.max_slots, p.shared_bytes) > 0;
   if (!*fits) return cudaSuccess;
   auto* kernel = prefill_kernel<D, kBlocks, kCap>;
-  static const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
+  static OncePerDevice kernels;
+  const cudaError_t raised = kernels(
+      device, [&] { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes); });
   if (raised != cudaSuccess) return raised;
   // As many pieces as the longest chunks can have.
   constexpr int kRows = kPrefillRows * kBlocks;
@@ -34,15 +36,16 @@ cudaError_t launch(PrefillParams& p, cudaStream_t stream, bool* fits) {
 }
 
 template <int D, int kBlocks>
-cudaError_t choose_cap(PrefillParams& p, cudaStream_t stream, bool* fits) {
-  return p.soft_cap > 0.0F ? launch<D, kBlocks, true>(p, stream, fits) : launch<D, kBlocks, false>(p, stream, fits);
+cudaError_t choose_cap(PrefillParams& p, int device, cudaStream_t stream, bool* fits) {
+  return p.soft_cap > 0.0F ? launch<D, kBlocks, true>(p, device, stream, fits)
+                           : launch<D, kBlocks, false>(p, device, stream, fits);
 }
 template <int D>
-cudaError_t choose_blocks(PrefillParams& p, cudaStream_t stream, bool* fits) {
+cudaError_t choose_blocks(PrefillParams& p, int device, cudaStream_t stream, bool* fits) {
   // The two blocks of a cluster share the making of keys, which takes twice the rows. Clusters of 4 share more, but as many as
   // a GPU holds at once leave more of it idle.
   const bool two = std::int64_t{p.n_tokens} * p.group >= std::int64_t{4} * kPrefillRows * p.batch;
-  return two ? choose_cap<D, 2>(p, stream, fits) : choose_cap<D, 1>(p, stream, fits);
+  return two ? choose_cap<D, 2>(p, device, stream, fits) : choose_cap<D, 1>(p, device, stream, fits);
 }
 
 }  // namespace oscar::cuda

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/device.h"
 #include "oscar/cuda/prefill.h"
 
 namespace oscar::cuda {
@@ -33,9 +34,9 @@ struct PrefillParams {
   float* lse;
 };
 
-// Enqueues the kernel; units is filled in. *fits: whether the layer's slots fit shared_bytes; nothing is launched where they do
-// not.
-cudaError_t launch_prefill_64(PrefillParams& params, cudaStream_t stream, bool* fits);
-cudaError_t launch_prefill_128(PrefillParams& params, cudaStream_t stream, bool* fits);
+// Enqueues the kernel on the current device; units is filled in. *fits: whether the layer's slots fit shared_bytes; nothing is
+// launched where they do not.
+cudaError_t launch_prefill_64(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_prefill_128(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
 
 }  // namespace oscar::cuda

@@ -74,7 +74,8 @@ class RopeMeans {
 
   // Mean logits of a page of a series and the next one.
   struct Pair {
-    float mine[4][State::kRows][2];  // wide tiles: of the next page taken. Others: of the page whose heads the lane's columns are
+    float mine[4][State::kRows]
+              [2];  // wide tiles: of the next page taken. Others: of the page whose heads the lane's columns are
     float other[4][State::kRows][2];
   };
   // Of this page and the next; moves on by two pages.
@@ -82,10 +83,9 @@ class RopeMeans {
     constexpr int kProducts = kWide ? 2 : 1;
     const int steps = p_.layer.n_pairs / 16;
     const int fast_steps = p_.layer.n_fast_pairs / 16;
-    const std::uint32_t turns = table_ + static_cast<std::uint32_t>(p_.layer.n_pairs) *
-                                             (!kWide && lane_ >= 16 ? 136U : 128U) +
+    const std::uint32_t turns = table_ + static_cast<std::uint32_t>(p_.layer.n_pairs) * (!kWide && lane_ >= 16 ? 136U : 128U) +
                                 16U * static_cast<std::uint32_t>(lane_ % 4);  // of the lane's pairs and page
-    float even[kProducts][2][4] = {};  // [..][x / 16]
+    float even[kProducts][2][4] = {};                                         // [..][x / 16]
     float odd[kProducts][2][4] = {};
     float still[kProducts] = {};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
 #pragma unroll 1

@@ -166,7 +166,7 @@ void choose(AppendParams& p) {
 
 }  // namespace
 
-cudaError_t launch_append(AppendParams& p, int /*multiprocessors*/, cudaStream_t /*stream*/) {
+cudaError_t launch_append(AppendParams& p, const DeviceLimits& /*device*/, cudaStream_t /*stream*/) {
   switch (p.layer.head_dim) {
     case 64:
       choose<64>(p);
