@@ -6,7 +6,7 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kMergeWarps = 16;  // at most
+inline constexpr int kMergeWarps = 8;  // at most
 
 // Sums of coded values in the Hadamard basis of a pattern, kValues neighbours in each lane, back to the model's: butterflies
 // within a lane, then across lanes. Without signs and the factor 1 / sqrt(D).
@@ -75,7 +75,7 @@ struct PartRows {
 };
 
 template <int D>
-__global__ void __launch_bounds__(32 * kMergeWarps, 2) merge_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid_constant__ DecodeParams p) {
   const int warps = static_cast<int>(blockDim.x) / 32;
   constexpr int kValues = D / 32;  // of a lane
   __shared__ float outs[kMergeWarps][D];
