@@ -1,10 +1,11 @@
 // Decode attention on the paged 2-bit cache against device copy, on this machine's GPU.
-// usage: decode_bench [--json FILE] [--only TEXT] [--sustained SECONDS] [--overlap on|off]
+// usage: decode_bench [--json FILE] [--only TEXT] [--sustained SECONDS] [--overlap on|off] [--anchors FILE]
 //
 // A time is that of one whole decode (queries into the basis, attention on both tiers, merge): a CUDA graph of launches, each
 // on another cache, so that more than 600 MB are touched before a cache comes again (L2 is cold); time of a replay / launches,
 // median of 15 replays. Bytes are those a decode has to read: coded pages and exact blocks. `copy` counts bytes read and
-// written. bench/gpu/anchors.py measures PyTorch's attention in the same way.
+// written. bench/gpu/anchors.py measures BF16 and INT2 attention of others in the same way; --anchors prints how many times
+// longer they take, from its report, and takes it into the JSON.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -38,7 +39,25 @@ struct Size {
   float soft_cap = 0;
 };
 
-nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap) {
+// What anchors.py measured of the same batch and context, 8 KV heads and 32 query heads of 128.
+void print_anchors(const Size& size, double us, const nlohmann::json& anchors) {
+  if (size.dim != 128 || size.kv_heads != 8 || size.group != 4 || size.queries != 1) return;
+  const auto least = [&](const nlohmann::json& rows) {
+    double found = 0;
+    for (const nlohmann::json& row : rows) {
+      if (row.at("batch") != size.batch || row.at("context") != size.length) continue;
+      const double other = row.at("us");
+      found = found == 0 ? other : std::min(found, other);
+    }
+    return found;
+  };
+  const double bf16 = anchors.contains("sdpa") ? least(anchors["sdpa"]) : 0;
+  const double int2 = anchors.contains("int2_triton") ? least(anchors["int2_triton"].at("rows")) : 0;
+  if (bf16 > 0) std::printf("%34s best BF16 %8.1f us: %.2fx\n", "", bf16, bf16 / us);
+  if (int2 > 0) std::printf("%34s INT2 Triton %6.1f us: %.2fx\n", "", int2, int2 / us);
+}
+
+nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap, const nlohmann::json& anchors) {
   const std::vector<int> slots = bench::slots_of_heads(size.kv_heads, size.dim, size.uneven);
   const paged::SpectralTables tables = test::random_tables(size.dim, slots, size.mean ? 1.0 : 0.0, 3);
   const cuda::LayerTables layer(tables);
@@ -97,6 +116,7 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const double rate = static_cast<double>(bytes) / t.median;
   std::printf("%-34s %8.1f us  (%.1f .. %.1f)  %7.1f MB  %5.2f TB/s  %5.3f of copy\n", size.name.c_str(), t.median, t.low,
               t.high, static_cast<double>(bytes) * 1e-6, rate * 1e-6, rate / copy);
+  print_anchors(size, t.median, anchors);
   std::fflush(stdout);
   return {{"name", size.name},
           {"batch", size.batch},
@@ -145,8 +165,8 @@ std::vector<Size> sizes() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json_path;
-  std::string only;
+  std::string json_path, only, anchors_path;
+  nlohmann::json anchors;
   double sustained = 0;
   bool overlap = true;
   for (int i = 1; i + 1 < argc; i += 2) {
@@ -159,8 +179,15 @@ int main(int argc, char** argv) {
       sustained = std::atof(argv[i + 1]);
     else if (flag == "--overlap")
       overlap = std::string(argv[i + 1]) != "off";
+    else if (flag == "--anchors")
+      anchors_path = argv[i + 1];
   }
   try {
+    if (!anchors_path.empty()) {
+      std::ifstream file(anchors_path);
+      if (!file) fail("cannot read {}; bench/gpu/anchors.py writes it", anchors_path);
+      anchors = nlohmann::json::parse(file);
+    }
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
     nlohmann::json report;
@@ -170,9 +197,10 @@ int main(int argc, char** argv) {
     std::printf("%s, device copy %.3f TB/s (read + written)\n", properties.name, copy * 1e-6);
     for (const Size& size : sizes()) {
       if (size.name.find(only) == std::string::npos) continue;
-      report["decode"].push_back(measure(size, copy, sustained, overlap));
+      report["decode"].push_back(measure(size, copy, sustained, overlap, anchors));
     }
     report["copy_TBps_after"] = bench::copy_rate() * 1e-6;
+    if (!anchors.is_null()) report["anchors"] = anchors;
     if (!json_path.empty()) std::ofstream(json_path) << report.dump(1) << '\n';
   } catch (const std::exception& e) {
     std::fprintf(stderr, "decode_bench: error: %s\n", e.what());
