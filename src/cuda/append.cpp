@@ -26,7 +26,7 @@ void check_arguments(const AppendArgs& a) {
     if (stride != 0 && (stride < row || stride % 8 != 0))
       fail("cuda append: rows {} values apart; a multiple of 8 of at least {} is needed", stride, row);
   }
-  const void* const needed[] = {a.k, a.v, a.lengths, a.pages, a.page_table, a.blocks, a.block_table};
+  const void* const needed[] = {a.k, a.v, a.lengths, a.pages, a.page_table.ids, a.blocks, a.block_table.ids};
   if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
     fail("cuda append: a tensor is missing");
 }
@@ -51,9 +51,9 @@ void append(const AppendArgs& args, cudaStream_t stream) {
   p.row_start = args.row_start;
   p.lengths = args.lengths;
   p.pages = static_cast<std::uint8_t*>(args.pages);
-  p.page_table = args.page_table;
+  p.page_table = IdWords(args.page_table);
   p.blocks = static_cast<__half*>(args.blocks);
-  p.block_table = args.block_table;
+  p.block_table = IdWords(args.block_table);
   check(launch_append(p, current_device(), stream), "the launch of an append");
 }
 

@@ -176,13 +176,11 @@ class AppendTile {
   }
   __device__ void find_places(AppendRow& row, int length) const {
     const int position = row.position;
-    const std::int32_t page =
-        __ldg(p_.page_table + static_cast<std::int64_t>(row.sequence) * p_.page_columns + position / kPageTokens);
+    const std::int32_t page = __ldg(p_.page_table.at(row.sequence, p_.page_columns, position / kPageTokens));
     if (page >= 0) row.page = p_.pages + static_cast<std::uint64_t>(page) * p_.layer.page_bytes + p_.layer.head_offset[head_];
     if (position >= p_.sink && position / kBlockTokens <= (length - 1) / kBlockTokens - p_.ring) return;
-    const std::int32_t block =
-        __ldg(p_.block_table + static_cast<std::int64_t>(row.sequence) * (p_.sink / kBlockTokens + p_.ring) +
-              paged::block_column(position, p_.sink, p_.ring));
+    const std::int32_t block = __ldg(
+        p_.block_table.at(row.sequence, p_.sink / kBlockTokens + p_.ring, paged::block_column(position, p_.sink, p_.ring)));
     if (block >= 0)
       row.block = p_.blocks + (static_cast<std::int64_t>(block) * p_.layer.n_head_kv + head_) * paged::exact_head_values(D);
   }

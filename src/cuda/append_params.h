@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/device.h"
+#include "cuda/id_words.h"
 #include "oscar/cuda/append.h"
 
 namespace oscar::cuda {
@@ -24,9 +25,9 @@ struct AppendParams {
   const std::int32_t* row_start;
   const std::int32_t* lengths;
   std::uint8_t* pages;
-  const std::int32_t* page_table;
+  IdWords page_table;
   __half* blocks;
-  const std::int32_t* block_table;
+  IdWords block_table;
 };
 
 // Enqueues the kernel; the tiles are filled in.

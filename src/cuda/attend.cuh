@@ -68,13 +68,13 @@ class WarpAttention {
     const int kv = head / p_.subgroups;
     state_ = State();
     clear_sums();
-    const std::int32_t* table = p_.block_table + static_cast<std::int64_t>(sequence) * (p_.sink / kBlockTokens + p_.ring);
+    const std::int32_t* table = p_.block_table.at(sequence, p_.sink / kBlockTokens + p_.ring, 0);
     constexpr std::uint32_t kHalfBytes = kBlockTokens * D * 2;
     const auto address = [&](std::int32_t block) {
       return p_.blocks + (static_cast<std::int64_t>(block) * p_.layer.n_head_kv + kv) * (2 * kHalfBytes);
     };
     const auto block_of = [&](int unit) {
-      return __ldg(table + paged::block_column(tiers.block_position(unit), p_.sink, p_.ring));
+      return __ldg(table + paged::block_column(tiers.block_position(unit), p_.sink, p_.ring) * p_.block_table.stride);
     };
     // Two copies per unit, keys and values.
     const int copies = 2 * (end - begin);
@@ -161,7 +161,8 @@ class WarpAttention {
     const std::uint32_t bytes = kept(paged::head_bytes(slots, D));
     const std::uint32_t gains = bytes - 2 * kPageTokens;
     const std::uint32_t values = kept(paged::key_bytes(slots));
-    const std::int32_t* table = p_.page_table + static_cast<std::int64_t>(sequence) * p_.page_columns + tiers.first_page();
+    const std::int32_t* table = p_.page_table.at(sequence, p_.page_columns, tiers.first_page());
+    const int stride = p_.page_table.stride;
     const std::uint8_t* base = p_.pages + p_.layer.head_offset[kv];
     const auto issue = [&](std::int32_t page) {
       ring_.issue(base + static_cast<std::uint64_t>(page) * p_.layer.page_bytes, bytes);
@@ -170,7 +171,7 @@ class WarpAttention {
     paged::PageWalk at(tiers, begin, end);
     paged::PageWalk ahead = at;  // at the next page to be issued
     for (int i = 0; i < ring_.stages() && ahead.left > 0; ++i) {
-      issue(__ldg(table + ahead.page));
+      issue(__ldg(table + ahead.page * stride));
       if (!ahead.next()) ahead.next_series(pages);
     }
     wait_once();
@@ -192,19 +193,19 @@ class WarpAttention {
 
     typename RopeMeans<kWide>::Pair means;
     // Ids are read a page earlier than they are needed.
-    std::int32_t page_after = ahead.left > 0 ? __ldg(table + ahead.page) : -1;
+    std::int32_t page_after = ahead.left > 0 ? __ldg(table + ahead.page * stride) : -1;
     if (!ahead.next()) ahead.next_series(pages);
-    const std::int32_t* next_id = table + ahead.page;
+    const std::int32_t* next_id = table + ahead.page * stride;
     bool second = false;  // of two pages whose means are known
     if constexpr (kMean) means_.start(item, tiers.first_page() + at.page);
     clear_sums();
     for (;;) {
       const std::int32_t next_page = page_after;
       page_after = ahead.left > 0 ? __ldg(next_id) : -1;
-      next_id += paged::kPatterns;
+      next_id += paged::kPatterns * stride;
       if (!ahead.next()) {
         ahead.next_series(pages);
-        next_id = table + ahead.page;
+        next_id = table + ahead.page * stride;
       }
       const std::uint32_t tile = ring_.acquire();
       convert_gains(tile + gains, gain_table, unit);

@@ -64,7 +64,7 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group, int quer
 
 void check_arguments(const DecodeArgs& a) {
   check_cache("decode", a, a.recent + a.queries - 1);
-  const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out, a.workspace};
+  const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table.ids, a.blocks, a.block_table.ids, a.out, a.workspace};
   if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
     fail("cuda decode: a tensor is missing");
 }
@@ -91,9 +91,9 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   p.q = static_cast<const __half*>(args.q);
   p.lengths = args.lengths;
   p.pages = static_cast<const std::uint8_t*>(args.pages);
-  p.page_table = args.page_table;
+  p.page_table = IdWords(args.page_table);
   p.blocks = static_cast<const std::uint8_t*>(args.blocks);
-  p.block_table = args.block_table;
+  p.block_table = IdWords(args.block_table);
   p.sinks = args.sinks;
   p.out = static_cast<__half*>(args.out);
   p.lse = args.lse;

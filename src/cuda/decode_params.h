@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/device.h"
+#include "cuda/id_words.h"
 #include "oscar/cuda/decode.h"
 
 namespace oscar::cuda {
@@ -35,9 +36,9 @@ struct DecodeParams {
   const __half* q;
   const std::int32_t* lengths;
   const std::uint8_t* pages;
-  const std::int32_t* page_table;
+  IdWords page_table;
   const std::uint8_t* blocks;
-  const std::int32_t* block_table;
+  IdWords block_table;
   const float* sinks;
   __half* out;
   float* lse;

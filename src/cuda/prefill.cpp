@@ -31,7 +31,8 @@ void check_arguments(const PrefillArgs& a) {
     if (stride != 0 && (stride < row || stride % 8 != 0))
       fail("cuda prefill: rows begin every {} values; 0 or a multiple of 8 from {} on is possible", stride, row);
   }
-  const void* const needed[] = {a.q, a.k, a.v, a.query_start, a.lengths, a.pages, a.page_table, a.blocks, a.block_table, a.out};
+  const void* const needed[] = {
+      a.q, a.k, a.v, a.query_start, a.lengths, a.pages, a.page_table.ids, a.blocks, a.block_table.ids, a.out};
   if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
     fail("cuda prefill: a tensor is missing");
 }
@@ -60,9 +61,9 @@ void prefill(const PrefillArgs& args, cudaStream_t stream) {
   p.query_start = args.query_start;
   p.lengths = args.lengths;
   p.pages = static_cast<const std::uint8_t*>(args.pages);
-  p.page_table = args.page_table;
+  p.page_table = IdWords(args.page_table);
   p.blocks = static_cast<const __half*>(args.blocks);
-  p.block_table = args.block_table;
+  p.block_table = IdWords(args.block_table);
   p.sinks = args.sinks;
   p.out = static_cast<__half*>(args.out);
   p.lse = args.lse;

@@ -120,8 +120,8 @@ __device__ __forceinline__ const uint4* exact_row(const PrefillParams& p, const 
     const std::int64_t at = u.first_token + position - u.start;
     row = (value ? p.v + at * p.v_stride : p.k + at * p.k_stride) + u.kv * D;
   } else {
-    const std::int32_t block = __ldg(p.block_table + static_cast<std::int64_t>(u.sequence) * (p.sink / kBlockTokens + p.ring) +
-                                     paged::block_column(position, p.sink, p.ring));
+    const std::int32_t block =
+        __ldg(p.block_table.at(u.sequence, p.sink / kBlockTokens + p.ring, paged::block_column(position, p.sink, p.ring)));
     flip = position % 8;
     row = p.blocks + (static_cast<std::int64_t>(block) * p.layer.n_head_kv + u.kv) * paged::exact_head_values(D) +
           (value ? kBlockTokens * D : 0) + position % kBlockTokens * D;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/device.h"
+#include "cuda/id_words.h"
 #include "oscar/cuda/prefill.h"
 
 namespace oscar::cuda {
@@ -26,9 +27,9 @@ struct PrefillParams {
   const std::int32_t* query_start;
   const std::int32_t* lengths;
   const std::uint8_t* pages;
-  const std::int32_t* page_table;
+  IdWords page_table;
   const __half* blocks;
-  const std::int32_t* block_table;
+  IdWords block_table;
   const float* sinks;
   __half* out;
   float* lse;

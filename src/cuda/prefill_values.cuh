@@ -31,7 +31,7 @@ class ValueMaker {
   __device__ __forceinline__ void fetch_page() {
     if (thread_ == 0 && !fetch_.done()) {
       if (fetched_.round() > 0) barrier_await(shared_ + Memory::kPageEmpty + fetched_.offset(), (fetched_.round() - 1U) & 1U);
-      const std::int32_t page = __ldg(p_.page_table + static_cast<std::int64_t>(u_.sequence) * p_.page_columns + fetch_.page());
+      const std::int32_t page = __ldg(p_.page_table.at(u_.sequence, p_.page_columns, fetch_.page()));
       const std::uint32_t bytes = paged::head_bytes(slots_, D);
       const std::uint32_t at = shared_ + Memory::kPage + fetched_.offset();
       barrier_expect(at, bytes);

@@ -17,10 +17,10 @@ void store_exact(const AppendProblem& p, int sequence, int position, const std::
   // A row whose place in the ring a later row of the sequence takes is not copied.
   if (position >= p.sink && position / kBlockTokens <= (length - 1) / kBlockTokens - p.ring) return;
   const int columns = p.sink / kBlockTokens + p.ring;
-  const std::int32_t block = p.block_table[sequence * std::ptrdiff_t{columns} + block_column(position, p.sink, p.ring)];
+  const std::int64_t block = p.block_table[sequence * std::ptrdiff_t{columns} + block_column(position, p.sink, p.ring)];
   if (block < 0) return;
   for (int h = 0; h < heads; ++h) {
-    std::uint16_t* head = p.blocks + (size_of(block) * size_of(heads) + size_of(h)) * exact_head_values(dim);
+    std::uint16_t* head = p.blocks + (static_cast<std::size_t>(block) * size_of(heads) + size_of(h)) * exact_head_values(dim);
     for (int d = 0; d < dim; ++d) {
       const std::uint32_t at = exact_index(dim, position % kBlockTokens, d);
       head[at] = k[h * dim + d];
@@ -46,13 +46,14 @@ void append_reference(const AppendProblem& p) {
       const std::uint16_t* k = p.k + size_of(first + i) * row_values;
       const std::uint16_t* v = p.v + size_of(first + i) * row_values;
       store_exact(p, b, position, k, v);
-      const std::int32_t page = p.page_table[b * std::ptrdiff_t{p.page_columns} + position / kPageTokens];
+      const std::int64_t page = p.page_table[b * std::ptrdiff_t{p.page_columns} + position / kPageTokens];
       if (page < 0) continue;
       std::transform(k, k + row_values, row.begin(), half_to_float);
       p.keys->encode(row, position, k_code, stats);
       std::transform(v, v + row_values, row.begin(), half_to_float);
       p.values->encode(row, position, v_code, stats);
-      p.layout->store_rows(k_code, v_code, position, {p.pages + size_of(page) * p.layout->page_bytes, p.layout->page_bytes});
+      p.layout->store_rows(k_code, v_code, position,
+                           {p.pages + static_cast<std::size_t>(page) * p.layout->page_bytes, p.layout->page_bytes});
     }
   }
 }

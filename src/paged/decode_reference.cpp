@@ -78,14 +78,14 @@ class Sequence {
     return cap > 0 ? cap * std::tanh(logit / cap) : logit;
   }
   [[nodiscard]] const std::uint8_t* head_block(int position) const {
-    const std::int32_t page = p_.page_table[sequence_ * static_cast<std::ptrdiff_t>(p_.page_columns) + position / kPageTokens];
-    return p_.pages + size_of(page) * t_.layout.page_bytes + t_.layout.head_offset[size_of(kv_)];
+    const std::int64_t page = p_.page_table[sequence_ * static_cast<std::ptrdiff_t>(p_.page_columns) + position / kPageTokens];
+    return p_.pages + static_cast<std::size_t>(page) * t_.layout.page_bytes + t_.layout.head_offset[size_of(kv_)];
   }
   [[nodiscard]] double exact_value(int position, int which, int d) const {
     const int columns = p_.sink / kBlockTokens + p_.ring;
-    const std::int32_t block =
+    const std::int64_t block =
         p_.block_table[sequence_ * static_cast<std::ptrdiff_t>(columns) + block_column(position, p_.sink, p_.ring)];
-    const std::size_t head = size_of(block) * size_of(t_.layout.n_head_kv) + size_of(kv_);
+    const std::size_t head = static_cast<std::size_t>(block) * size_of(t_.layout.n_head_kv) + size_of(kv_);
     const std::size_t start = (2 * head + size_of(which)) * size_of(kBlockTokens * dim_);
     return static_cast<double>(half_to_float(p_.blocks[start + exact_index(dim_, position % kBlockTokens, d)]));
   }

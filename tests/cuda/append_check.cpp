@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "cuda/runtime.h"
+#include "device_ids.h"
 #include "oscar/base/half.h"
 #include "oscar/cuda/append.h"
 #include "oscar/paged/append_reference.h"
@@ -29,6 +30,7 @@ struct Case {
   int gap = 0;                // values between rows of k and v, beyond their own
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
   int sink = 64, ring = 17;
+  test::Wide wide = test::Wide::none;
 };
 
 // Everything an append reads and writes, on the host.
@@ -151,16 +153,12 @@ class OnDevice {
         blocks_(w.blocks),
         row_start_(w.row_start),
         lengths_(w.c.lengths),
-        block_table_(w.block_table),
-        size_(w.pages.size()) {
-    const std::size_t page_bytes = w.tables.layout.page_bytes;
-    const auto first = static_cast<std::int32_t>((w.c.far_bytes + page_bytes - 1) / page_bytes);
-    offset_ = static_cast<std::size_t>(first) * page_bytes;
+        page_table_(w.page_table, test::wide_pages(w.c.wide), first_page(w)),
+        block_table_(w.block_table, test::wide_blocks(w.c.wide)),
+        size_(w.pages.size()),
+        offset_(size_of(first_page(w)) * w.tables.layout.page_bytes) {
     pages_ = DeviceArray<std::uint8_t>(offset_ + size_);
     check(cudaMemcpy(pages_.data() + offset_, w.pages.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
-    std::vector<std::int32_t> table = w.page_table;
-    for (std::int32_t& x : table) x = x < 0 ? x : x + first;
-    page_table_ = DeviceArray<std::int32_t>(table);
     args_.layer = &layer_.view();
     args_.encoder = &encoder_.view();
     args_.batch = static_cast<int>(w.c.lengths.size());
@@ -172,10 +170,10 @@ class OnDevice {
     args_.row_start = w.starts() == nullptr ? nullptr : row_start_.data();
     args_.lengths = lengths_.data();
     args_.pages = pages_.data();
-    args_.page_table = page_table_.data();
+    args_.page_table = page_table_.table();
     args_.page_columns = w.page_columns;
     args_.blocks = blocks_.data();
-    args_.block_table = block_table_.data();
+    args_.block_table = block_table_.table();
     args_.ring = w.c.ring;
   }
   void append() {
@@ -190,6 +188,9 @@ class OnDevice {
   [[nodiscard]] std::vector<std::uint16_t> blocks() const { return blocks_.download(); }
 
  private:
+  static std::int32_t first_page(const World& w) {
+    return static_cast<std::int32_t>((w.c.far_bytes + w.tables.layout.page_bytes - 1) / w.tables.layout.page_bytes);
+  }
   // Rows apart, NaN between them.
   static std::vector<std::uint16_t> spread(const std::vector<std::uint16_t>& rows, const World& w) {
     std::vector<std::uint16_t> out;
@@ -204,9 +205,10 @@ class OnDevice {
   cuda::LayerTables layer_;
   cuda::EncoderTables encoder_;
   DeviceArray<std::uint16_t> k_, v_, blocks_;
-  DeviceArray<std::int32_t> row_start_, lengths_, page_table_, block_table_;
+  DeviceArray<std::int32_t> row_start_, lengths_;
+  test::DeviceIds page_table_, block_table_;
   DeviceArray<std::uint8_t> pages_;
-  std::size_t size_, offset_ = 0;
+  std::size_t size_, offset_;
   cuda::AppendArgs args_;
 };
 
@@ -255,6 +257,12 @@ std::vector<Case> cases(bool quick) {
                             {"D 64, ragged chunks, no mean", 2, 64, ragged, counts, false},
                             {"D 256, ragged chunks, short ring", 1, 256, ragged, counts, true, 0, 0, 16, 2},
                             {"D 128, drafts of 8", 1, 128, {8, 9, 15, 16, 17, 30, 64, 71}, std::vector<int>(8, 8)}};
+  const auto add_wide = [&](const char* name, test::Wide wide) {
+    list.push_back({name, 1, 64, batch17, {}});
+    list.back().wide = wide;
+  };
+  add_wide("D 64, page ids of 64 bits", test::Wide::pages);
+  add_wide("D 64, block ids of 64 bits", test::Wide::blocks);
   if (quick) return list;
   std::vector<std::int32_t> batch256;
   for (int i = 0; i < 256; ++i) batch256.push_back(i % 19 == 0 ? 0 : 1 + i * 37 % 5000);

@@ -24,7 +24,9 @@ TEST(AppendHost, WhatTheKernelCannotServeIsRefused) {
   good.page_columns = 10;
   good.ring = 17;
   good.k = good.v = good.pages = good.blocks = something;
-  good.lengths = good.page_table = good.block_table = something;
+  good.lengths = something;
+  good.page_table = something;
+  good.block_table = paged::IdTable(something, true);
   const auto message = [&](const std::function<void(AppendArgs&)>& spoil) {
     AppendArgs args = good;
     spoil(args);
@@ -43,6 +45,8 @@ TEST(AppendHost, WhatTheKernelCannotServeIsRefused) {
   EXPECT_THAT(message([](AppendArgs& a) { a.k_stride = 255; }), HasSubstr("rows 255 values apart"));
   EXPECT_THAT(message([](AppendArgs& a) { a.v_stride = 260; }), HasSubstr("a multiple of 8 of at least 256"));
   EXPECT_THAT(message([](AppendArgs& a) { a.v = nullptr; }), HasSubstr("a tensor is missing"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.page_table = nullptr; }), HasSubstr("a tensor is missing"));
+  EXPECT_THAT(message([](AppendArgs& a) { a.block_table.ids = nullptr; }), HasSubstr("a tensor is missing"));
   layer.head_dim = 96;
   EXPECT_THAT(message([](AppendArgs&) {}), HasSubstr("head_dim is 96"));
 }

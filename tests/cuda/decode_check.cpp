@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cuda/runtime.h"
+#include "device_ids.h"
 #include "oscar/cuda/decode.h"
 #include "paged_world.h"
 
@@ -33,26 +34,25 @@ struct Case {
   double mean;
   WorldShape shape;
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
+  test::Wide wide = test::Wide::none;
 };
 
 class OnDevice {
  public:
-  OnDevice(const PagedWorld& world, std::size_t far_bytes)
+  OnDevice(const PagedWorld& world, std::size_t far_bytes, test::Wide wide = test::Wide::none)
       : tables_(world.tables()),
         q_(world.q),
         blocks_(world.blocks),
         lengths_(world.shape().lengths),
-        block_table_(world.block_table),
+        page_table_(world.page_table, test::wide_pages(wide), first_page(world, far_bytes)),
+        block_table_(world.block_table, test::wide_blocks(wide)),
         sinks_(world.sinks) {
     const std::size_t page_bytes = world.tables().layout.page_bytes;
-    const auto first = static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
+    const std::int32_t first = first_page(world, far_bytes);
     pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
     check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
                      cudaMemcpyHostToDevice),
           "cudaMemcpy");
-    std::vector<std::int32_t> table = world.page_table;
-    for (std::int32_t& x : table) x = x < 0 ? x : x + first;
-    page_table_ = DeviceArray<std::int32_t>(table);
     const auto batch = static_cast<int>(world.shape().lengths.size());
     const std::size_t rows = world.q.size() / test::size_of(world.tables().layout.head_dim);
     out_ = DeviceArray<std::uint16_t>(world.q.size());
@@ -70,10 +70,10 @@ class OnDevice {
     args_.q = q_.data();
     args_.lengths = lengths_.data();
     args_.pages = pages_.data();
-    args_.page_table = page_table_.data();
+    args_.page_table = page_table_.table();
     args_.page_columns = world.page_columns;
     args_.blocks = blocks_.data();
-    args_.block_table = block_table_.data();
+    args_.block_table = block_table_.table();
     args_.ring = world.ring;
     args_.sinks = world.sinks.empty() ? nullptr : sinks_.data();
     args_.out = out_.data();
@@ -94,9 +94,15 @@ class OnDevice {
   [[nodiscard]] std::vector<float> lse() const { return lse_.download(); }
 
  private:
+  static std::int32_t first_page(const PagedWorld& world, std::size_t far_bytes) {
+    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    return static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
+  }
+
   cuda::LayerTables tables_;
   DeviceArray<std::uint16_t> q_, blocks_, out_;
-  DeviceArray<std::int32_t> lengths_, page_table_, block_table_;
+  DeviceArray<std::int32_t> lengths_;
+  test::DeviceIds page_table_, block_table_;
   DeviceArray<std::uint8_t> pages_, workspace_;
   DeviceArray<float> sinks_, lse_;
   cuda::DecodeArgs args_;
@@ -162,7 +168,7 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
 bool run_case(const Case& c, bool quick) {
   const paged::SpectralTables tables = test::random_tables(c.dim, c.slots, c.mean, 7);
   const PagedWorld world(tables, c.shape, 11);
-  OnDevice device(world, c.far_bytes);
+  OnDevice device(world, c.far_bytes, c.wide);
   device.run();
   check(cudaDeviceSynchronize(), c.name);
   const std::vector<std::uint16_t> out = device.out();
@@ -234,7 +240,11 @@ std::vector<Case> cases(bool quick) {
   add("D 128, 2 queries, group 2, soft cap", 128, {128, 96}, 1,
       {2, 64, 256, {1, 2, 65, 320, 321, 322, 385}, 0, false, 2, 2.5F});
   add("D 64, 3 queries, group 4", 64, {64, 112}, 0, {4, 16, 40, {3, 2, 58, 59, 130, 105}, 0, true, 3});
+  add("D 128, ids of 64 bits", 128, uneven, 1, {4, 64, 256, {0, 650, 400, 1300}});
+  list.back().wide = test::Wide::both;
   if (quick) return list;
+  add("D 128, page ids of 64 bits", 128, uneven, 1, {4, 64, 256, {0, 6500, 333, 1300}});
+  list.back().wide = test::Wide::pages;
   add("D 128, batch 17, ragged", 128, eight, 1,
       {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
   add("D 128, batch 17, no mean", 128, eight, 0,

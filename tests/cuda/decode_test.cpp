@@ -70,7 +70,11 @@ TEST(DecodeHost, WhatTheKernelsCannotServeIsRefused) {
   args.sink = 64;
   int something = 0;
   args.q = args.pages = args.blocks = args.workspace = args.out = &something;
-  args.lengths = args.page_table = args.block_table = &something;
+  args.lengths = &something;
+  args.block_table = &something;
+  EXPECT_THAT(message(args), testing::HasSubstr("a tensor is missing"));
+  const std::int64_t wide = 0;
+  args.page_table = &wide;
   EXPECT_THAT(message(args), testing::HasSubstr("a workspace of 0 bytes"));
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cuda/runtime.h"
+#include "device_ids.h"
 #include "oscar/cuda/prefill.h"
 #include "paged_world.h"
 
@@ -37,6 +38,7 @@ struct Case {
   WorldShape shape;           // lengths: prefix and chunk; queries: the longest chunk, filled in
   std::vector<int> chunks;    // per sequence
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
+  test::Wide wide = test::Wide::none;
 };
 
 // What a prefill reads of a world: the queries and rows of the chunks one after the other, and a ring that holds no more than
@@ -104,7 +106,7 @@ Inputs inputs_of(const PagedWorld& world, const std::vector<int>& chunks) {
 
 class OnDevice {
  public:
-  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes)
+  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide)
       : tables_(world.tables()),
         q_(in.q),
         k_(in.k),
@@ -112,17 +114,15 @@ class OnDevice {
         blocks_(in.blocks),
         query_start_(in.query_start),
         lengths_(world.shape().lengths),
-        block_table_(in.block_table),
+        page_table_(world.page_table, test::wide_pages(wide), first_page(world, far_bytes)),
+        block_table_(in.block_table, test::wide_blocks(wide)),
         sinks_(world.sinks) {
     const std::size_t page_bytes = world.tables().layout.page_bytes;
-    const auto first = static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
+    const std::int32_t first = first_page(world, far_bytes);
     pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
     check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
                      cudaMemcpyHostToDevice),
           "cudaMemcpy");
-    std::vector<std::int32_t> table = world.page_table;
-    for (std::int32_t& x : table) x = x < 0 ? x : x + first;
-    page_table_ = DeviceArray<std::int32_t>(table);
     out_ = DeviceArray<std::uint16_t>(in.q.size());
     lse_ = DeviceArray<float>(in.q.size() / size_of(world.tables().layout.head_dim));
     args_.layer = &tables_.view();
@@ -139,10 +139,10 @@ class OnDevice {
     args_.query_start = query_start_.data();
     args_.lengths = lengths_.data();
     args_.pages = pages_.data();
-    args_.page_table = page_table_.data();
+    args_.page_table = page_table_.table();
     args_.page_columns = world.page_columns;
     args_.blocks = blocks_.data();
-    args_.block_table = block_table_.data();
+    args_.block_table = block_table_.table();
     args_.ring = in.ring;
     args_.sinks = world.sinks.empty() ? nullptr : sinks_.data();
     args_.out = out_.data();
@@ -159,9 +159,15 @@ class OnDevice {
   [[nodiscard]] std::vector<float> lse() const { return lse_.download(); }
 
  private:
+  static std::int32_t first_page(const PagedWorld& world, std::size_t far_bytes) {
+    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    return static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
+  }
+
   cuda::LayerTables tables_;
   DeviceArray<std::uint16_t> q_, k_, v_, blocks_, out_;
-  DeviceArray<std::int32_t> query_start_, lengths_, page_table_, block_table_;
+  DeviceArray<std::int32_t> query_start_, lengths_;
+  test::DeviceIds page_table_, block_table_;
   DeviceArray<std::uint8_t> pages_;
   DeviceArray<float> sinks_, lse_;
   cuda::PrefillArgs args_;
@@ -238,7 +244,7 @@ bool run_case(const Case& c, bool quick) {
   shape.queries = *std::max_element(c.chunks.begin(), c.chunks.end());
   const PagedWorld world(tables, shape, 11);
   const Inputs in = inputs_of(world, c.chunks);
-  OnDevice device(world, in, c.far_bytes);
+  OnDevice device(world, in, c.far_bytes, c.wide);
   device.run();
   check(cudaDeviceSynchronize(), c.name);
   const std::vector<std::uint16_t> out = device.out();
@@ -276,6 +282,8 @@ std::vector<Case> cases(bool quick) {
   add("D 64, uneven heads, mean", 64, {16, 112, 64}, 1, {3, 16, 40}, {700, 0, 97, 1000}, {17, 30, 64, 1});
   add("D 128, group 8, mean, sink logits", 128, uneven, 1, {8, 64, 256, {}, 0, true}, {650, 333}, {17, 40});
   add("D 128, group 7, soft cap", 128, {128, 96}, 1, {7, 64, 256, {}, 0, false, 1, 2.5F}, {400, 3}, {64, 20});
+  add("D 128, ids of 64 bits", 128, uneven, 1, {4}, {650, 333, 0}, {17, 64, 3});
+  list.back().wide = test::Wide::both;
   if (quick) return list;
   add("D 128, all prefixes, chunks of 333", 128, {128, 112}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
       std::vector<int>(9, 333));

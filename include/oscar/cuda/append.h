@@ -69,14 +69,14 @@ struct AppendArgs {
   // [batch + 1], ascending from 0: rows row_start[b] .. row_start[b + 1] - 1 are the last ones of sequence b. Null: one row per
   // sequence, and n_rows is batch.
   const std::int32_t* row_start = nullptr;
-  const std::int32_t* lengths = nullptr;     // [batch] tokens of the sequence, the new rows included; 0: no sequence
-  void* pages = nullptr;                     // see DecodeArgs
-  const std::int32_t* page_table = nullptr;  // [batch, page_columns]; -1: rows of these positions are not coded
+  const std::int32_t* lengths = nullptr;  // [batch] tokens of the sequence, the new rows included; 0: no sequence
+  void* pages = nullptr;                  // see DecodeArgs
+  paged::IdTable page_table;              // [batch, page_columns]; -1: rows of these positions are not coded
   int page_columns = 0;
   void* blocks = nullptr;
   // [batch, sink / 16 + ring]; -1: not copied. Of more rows than the ring holds, the last ones are copied: an attention that
   // needs the exact rows before a chunk reads them before the append, or has a longer ring.
-  const std::int32_t* block_table = nullptr;
+  paged::IdTable block_table;
   int ring = 0;
 };
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "oscar/paged/id_table.h"
 #include "oscar/paged/page_format.h"
 
 namespace oscar::paged {
@@ -64,17 +65,17 @@ struct DecodeArgs {
   int queries = 1;              // tokens per sequence, 1 .. 8: the last ones, as in checking a draft
   int sink = 64, recent = 256;  // window of 16-bit rows, see cache/windows.h; sink a multiple of 16
   float scale = 1.0F;
-  float soft_cap = 0.0F;                     // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
-  const void* q = nullptr;                   // binary16 [batch, queries, n_head, D]
-  const std::int32_t* lengths = nullptr;     // [batch] tokens of the sequence, the queries' own included; 0: no sequence
-  const void* pages = nullptr;               // [n_pages, page_bytes], 128-byte aligned
-  const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i .. 64 i + 63
+  float soft_cap = 0.0F;                  // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
+  const void* q = nullptr;                // binary16 [batch, queries, n_head, D]
+  const std::int32_t* lengths = nullptr;  // [batch] tokens of the sequence, the queries' own included; 0: no sequence
+  const void* pages = nullptr;            // [n_pages, page_bytes], 128-byte aligned
+  paged::IdTable page_table;              // [batch, page_columns] page of positions 64 i .. 64 i + 63
   int page_columns = 0;
-  const void* blocks = nullptr;               // binary16 [n_blocks, n_head_kv, 2, 16, D], 128-byte aligned
-  const std::int32_t* block_table = nullptr;  // [batch, sink / 16 + ring], see paged::block_column
-  int ring = 0;                               // at least paged::ring_blocks(recent + queries - 1)
-  const float* sinks = nullptr;               // [n_head] or null
-  void* out = nullptr;                        // binary16 [batch, queries, n_head, D]; zeros where a query sees nothing
+  const void* blocks = nullptr;  // binary16 [n_blocks, n_head_kv, 2, 16, D], 128-byte aligned
+  paged::IdTable block_table;    // [batch, sink / 16 + ring], see paged::block_column
+  int ring = 0;                  // at least paged::ring_blocks(recent + queries - 1)
+  const float* sinks = nullptr;  // [n_head] or null
+  void* out = nullptr;           // binary16 [batch, queries, n_head, D]; zeros where a query sees nothing
   // [batch, queries, n_head] natural logarithm of the sum of exponentials, or null; -inf where a query sees nothing
   float* lse = nullptr;
   // The work enqueued just before writes neither lengths nor tables, and of the pages only positions that this decode does not

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "oscar/codec/codec.h"
+#include "oscar/paged/id_table.h"
 #include "oscar/paged/spectral_pages.h"
 
 namespace oscar::paged {
@@ -20,10 +21,10 @@ struct AppendProblem {
   const std::int32_t* row_start = nullptr;  // [batch + 1] or null: one row per sequence
   const std::int32_t* lengths = nullptr;    // [batch] after the append
   std::uint8_t* pages = nullptr;
-  const std::int32_t* page_table = nullptr;
+  IdTable page_table;
   int page_columns = 0;
   std::uint16_t* blocks = nullptr;
-  const std::int32_t* block_table = nullptr;
+  IdTable block_table;
   int ring = 0;
 };
 void append_reference(const AppendProblem& problem);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "oscar/paged/id_table.h"
 #include "oscar/paged/spectral_pages.h"
 
 namespace oscar::paged {
@@ -17,14 +18,14 @@ struct DecodeProblem {
   int sink = 64, recent = 256;
   int queries = 1;
   float scale = 1.0F;
-  float soft_cap = 0.0F;                     // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
-  const std::uint16_t* q = nullptr;          // binary16 [batch, queries, n_head_kv * group, D]
-  const std::int32_t* lengths = nullptr;     // [batch] tokens, the queries' own included
-  const std::uint8_t* pages = nullptr;       // [n_pages, page_bytes]
-  const std::int32_t* page_table = nullptr;  // [batch, page_columns] page of positions 64 i ..
+  float soft_cap = 0.0F;                  // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
+  const std::uint16_t* q = nullptr;       // binary16 [batch, queries, n_head_kv * group, D]
+  const std::int32_t* lengths = nullptr;  // [batch] tokens, the queries' own included
+  const std::uint8_t* pages = nullptr;    // [n_pages, page_bytes]
+  IdTable page_table;                     // [batch, page_columns] page of positions 64 i ..
   int page_columns = 0;
-  const std::uint16_t* blocks = nullptr;      // [n_blocks, n_head_kv, 2, 16, D], see page_format.h
-  const std::int32_t* block_table = nullptr;  // [batch, sink / 16 + ring]
+  const std::uint16_t* blocks = nullptr;  // [n_blocks, n_head_kv, 2, 16, D], see page_format.h
+  IdTable block_table;                    // [batch, sink / 16 + ring]
   int ring = 0;
   const float* sinks = nullptr;  // [n_head_kv * group] or null
 };
