@@ -11,6 +11,7 @@ namespace {
 
 void check_arguments(const AppendArgs& a) {
   if (a.layer == nullptr || a.encoder == nullptr) fail("cuda append: the tables of the layer are missing");
+  if (a.layer->codec != a.encoder->codec) fail("cuda append: the encoder is of another codec than the layer's pages");
   if (!paged::head_dim_fits(a.layer->head_dim))
     fail("cuda append: head_dim is {}; 64, 128 and 256 are possible", a.layer->head_dim);
   if (a.batch < 1) fail("cuda append: a batch of {} sequences", a.batch);

@@ -7,6 +7,7 @@
 #include "cuda/runtime.h"
 #include "oscar/base/half.h"
 #include "oscar/cuda/decode.h"
+#include "oscar/paged/int2_pages.h"
 #include "oscar/paged/spectral_pages.h"
 
 namespace oscar::cuda {
@@ -20,6 +21,11 @@ constexpr double kSlow = 1.0;
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
 std::vector<float> floats(const MatrixF& m) { return {m.data(), m.data() + m.size()}; }
+std::vector<float> floats(const std::vector<MatrixF>& matrices) {
+  std::vector<float> all;
+  for (const MatrixF& m : matrices) all.insert(all.end(), m.data(), m.data() + m.size());
+  return all;
+}
 
 std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
 
@@ -27,12 +33,33 @@ std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
 
 struct LayerTables::Impl {
   LayerView view;
-  DeviceArray<float> query, constant, mean, unit, signs;
+  DeviceArray<float> query, constant, mean, unit, signs, output, value_mean;
   DeviceArray<std::uint16_t> source, pair;
   DeviceArray<double> turns;
   DeviceArray<std::uint16_t> table;
 
-  void add_means(const paged::SpectralTables& t) {
+  void add_keys(const paged::KeyTables& t) {
+    view.codec = t.layout.codec;
+    view.n_head_kv = t.layout.n_head_kv;
+    view.head_dim = t.layout.head_dim;
+    view.page_bytes = t.layout.page_bytes;
+    view.max_slots = *std::max_element(t.layout.key_slots.begin(), t.layout.key_slots.end());
+    std::vector<std::uint16_t> slots(size_of(view.n_head_kv * view.max_slots), 0);
+    for (int h = 0; h < view.n_head_kv; ++h) {
+      view.slots[h] = static_cast<std::uint16_t>(t.layout.key_slots[size_of(h)]);
+      view.head_offset[h] = t.layout.head_offset[size_of(h)];
+      std::copy(t.slot_source[size_of(h)].begin(), t.slot_source[size_of(h)].end(), slots.begin() + h * view.max_slots);
+    }
+    query = DeviceArray<float>(floats(t.query));
+    source = DeviceArray<std::uint16_t>(slots);
+    constant = DeviceArray<float>(floats(t.key_constant));
+    view.query = query.data();
+    view.slot_source = source.data();
+    view.key_constant = constant.data();
+    if (!t.theta.empty()) add_means(t);
+  }
+
+  void add_means(const paged::KeyTables& t) {
     const int n = static_cast<int>(t.theta.size());
     // Fast pairs first, in whole k-steps of 16; what pads has weight 0.
     std::vector<int> order(size_of(n));
@@ -87,30 +114,20 @@ struct LayerTables::Impl {
 
 LayerTables::LayerTables(const paged::SpectralTables& t) : impl_(std::make_unique<Impl>()) {
   Impl& m = *impl_;
-  m.view.n_head_kv = t.layout.n_head_kv;
-  m.view.head_dim = t.layout.head_dim;
-  m.view.page_bytes = t.layout.page_bytes;
-  m.view.max_slots = *std::max_element(t.layout.key_slots.begin(), t.layout.key_slots.end());
-  std::vector<float> query;
-  std::vector<std::uint16_t> source(size_of(m.view.n_head_kv * m.view.max_slots), 0);
-  for (int h = 0; h < m.view.n_head_kv; ++h) {
-    m.view.slots[h] = static_cast<std::uint16_t>(t.layout.key_slots[size_of(h)]);
-    m.view.head_offset[h] = t.layout.head_offset[size_of(h)];
-    const MatrixF& q = t.query[size_of(h)];
-    query.insert(query.end(), q.data(), q.data() + q.size());
-    std::copy(t.slot_source[size_of(h)].begin(), t.slot_source[size_of(h)].end(), source.begin() + h * m.view.max_slots);
-  }
-  m.query = DeviceArray<float>(query);
-  m.source = DeviceArray<std::uint16_t>(source);
-  m.constant = DeviceArray<float>(floats(t.key_constant));
+  m.add_keys(t);
   m.unit = DeviceArray<float>(t.value_unit);
   m.signs = DeviceArray<float>(floats(t.value_signs));
-  m.view.query = m.query.data();
-  m.view.slot_source = m.source.data();
-  m.view.key_constant = m.constant.data();
   m.view.value_unit = m.unit.data();
   m.view.value_signs = m.signs.data();
-  if (!t.theta.empty()) m.add_means(t);
+}
+
+LayerTables::LayerTables(const paged::Int2Tables& t) : impl_(std::make_unique<Impl>()) {
+  Impl& m = *impl_;
+  m.add_keys(t);
+  m.output = DeviceArray<float>(floats(t.value_output));
+  m.value_mean = DeviceArray<float>(floats(t.value_mean));
+  m.view.value_output = m.output.data();
+  m.view.value_mean = m.value_mean.data();
 }
 
 LayerTables::~LayerTables() = default;

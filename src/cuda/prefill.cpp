@@ -16,6 +16,7 @@ constexpr int kMaxGroup = 16;
 
 void check_arguments(const PrefillArgs& a) {
   if (a.layer == nullptr) fail("cuda prefill: the layer's tables are missing");
+  if (a.layer->codec != paged::PageCodec::spectral) fail("cuda prefill: pages of codec int2; only spectral is possible yet");
   if (a.layer->head_dim != 64 && a.layer->head_dim != 128)
     fail("cuda prefill: head_dim is {}; 64 and 128 are possible", a.layer->head_dim);
   if (a.batch < 1 || a.batch > kMaxBatch)

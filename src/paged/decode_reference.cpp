@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "oscar/base/half.h"
@@ -16,6 +17,16 @@ std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 double key_gain(int byte) { return byte == 0 ? 0.0 : std::exp2((byte - 128) / 16.0); }
 double value_gain(int byte) { return byte % kValueGains == 0 ? 0.0 : std::exp2((byte % kValueGains - 40) / 8.0); }
 
+struct Grid {
+  double step, lo;
+};
+// Of a token, from the grids of a head's keys or values.
+Grid grid(const std::uint8_t* grids, int token) {
+  std::uint16_t halves[2];
+  std::memcpy(halves, grids + grid_byte(token), sizeof halves);
+  return {static_cast<double>(half_to_float(halves[0])), static_cast<double>(half_to_float(halves[1]))};
+}
+
 double digit(const std::uint8_t* bytes, DigitPlace place) {
   return static_cast<double>((static_cast<unsigned>(bytes[place.byte]) >> place.shift) & 3U);
 }
@@ -24,7 +35,7 @@ double digit(const std::uint8_t* bytes, DigitPlace place) {
 class Sequence {
  public:
   Sequence(const DecodeProblem& problem, int sequence, int head, int query)
-      : p_(problem), t_(*problem.tables), sequence_(sequence), kv_(head / problem.group), dim_(t_.layout.head_dim) {
+      : p_(problem), t_(key_tables(problem)), sequence_(sequence), kv_(head / problem.group), dim_(t_.layout.head_dim) {
     const std::size_t n_head = size_of(t_.layout.n_head_kv * p_.group);
     const std::size_t token = size_of(sequence) * size_of(p_.queries) + size_of(query);
     const std::uint16_t* row = p_.q + (token * n_head + size_of(head)) * size_of(dim_);
@@ -42,9 +53,13 @@ class Sequence {
     const int token = position % kPageTokens;
     const int slots = static_cast<int>(slot_query_.size());
     const std::uint8_t* keys = head_block(position);
-    double dot = 0;
-    for (int s = 0; s < slots; ++s) dot += slot_query_[size_of(s)] * (digit(keys, key_digit(slots, token, s)) - 1.5);
-    double logit = dot * key_gain(keys[key_bytes(slots) + value_bytes(dim_) + gain_byte(token)]) + constant_;
+    const std::uint8_t* row_data = keys + key_bytes(slots) + value_bytes(dim_);
+    const bool int2 = t_.layout.codec == PageCodec::int2;
+    const Grid g = int2 ? grid(row_data, token) : Grid{key_gain(row_data[gain_byte(token)]), 0};
+    const double centre = int2 ? 0 : 1.5;
+    double logit = constant_;
+    for (int s = 0; s < slots; ++s)
+      logit += slot_query_[size_of(s)] * (g.lo + g.step * (digit(keys, key_digit(slots, token, s)) - centre));
     for (std::size_t i = 0; i < t_.theta.size(); ++i) {
       const double c = std::cos(position * t_.theta[i]);
       const double s = std::sin(position * t_.theta[i]);
@@ -59,13 +74,19 @@ class Sequence {
     for (int d = 0; d < dim_; ++d) dot += q_[size_of(d)] * exact_value(position, 0, d);
     return capped(p_.scale * dot);
   }
-  // out += weight * v, coded rows in the basis of the pattern that the row names.
+  // out += weight * v, coded rows in the basis of the pattern that the row names; `int2` has one.
   void add_coded(int position, double weight, std::array<std::vector<double>, kPatterns>& sums) const {
     const int token = position % kPageTokens;
     const std::uint8_t* values = head_block(position) + key_bytes(static_cast<int>(slot_query_.size()));
+    if (t_.layout.codec == PageCodec::int2) {
+      const Grid g = grid(values + value_bytes(dim_) + row_data_bytes(PageCodec::int2), token);
+      for (int d = 0; d < dim_; ++d)
+        sums[0][size_of(d)] += weight * (g.lo + g.step * digit(values, value_digit(dim_, token, d)));
+      return;
+    }
     const int gain = values[value_bytes(dim_) + kPageTokens + gain_byte(token)];
     std::vector<double>& out = sums[size_of(gain / kValueGains)];
-    weight *= value_gain(gain) * static_cast<double>(t_.value_unit[size_of(kv_)]);
+    weight *= value_gain(gain) * static_cast<double>(p_.tables->value_unit[size_of(kv_)]);
     for (int d = 0; d < dim_; ++d) out[size_of(d)] += weight * (digit(values, value_digit(dim_, token, d)) - 1.5);
   }
   void add_exact(int position, double weight, std::vector<double>& out) const {
@@ -91,16 +112,39 @@ class Sequence {
   }
 
   const DecodeProblem& p_;
-  const SpectralTables& t_;
+  const KeyTables& t_;
   int sequence_, kv_, dim_;
   std::vector<double> q_, slot_query_;
   double constant_ = 0;
 };
 
+// out += sums of coded values, back in the model's basis.
+void add_spectral(const SpectralTables& tables, int kv, const std::array<std::vector<double>, kPatterns>& sums,
+                  std::vector<double>& out) {
+  const int dim = tables.layout.head_dim;
+  const int heads = tables.layout.n_head_kv;
+  const MatrixD h = hadamard(dim);
+  for (int d = 0; d < dim; ++d) {
+    for (int p = 0; p < kPatterns; ++p) {
+      double turned = 0;
+      for (int i = 0; i < dim; ++i) turned += h(d, i) * sums[size_of(p)][size_of(i)];
+      out[size_of(d)] += turned * static_cast<double>(tables.value_signs(p * heads + kv, d));
+    }
+  }
+}
+void add_int2(const Int2Tables& tables, int kv, const std::vector<double>& sum, double weight, std::vector<double>& out) {
+  const int dim = tables.layout.head_dim;
+  for (int d = 0; d < dim; ++d) {
+    for (int i = 0; i < dim; ++i)
+      out[size_of(d)] += sum[size_of(i)] * static_cast<double>(tables.value_output[size_of(kv)](i, d));
+    if (tables.value_mean.size() != 0) out[size_of(d)] += weight * static_cast<double>(tables.value_mean(kv, d));
+  }
+}
+
 }  // namespace
 
 DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head, int query) {
-  const int dim = problem.tables->layout.head_dim;
+  const int dim = key_tables(problem).layout.head_dim;
   const int n = seen_by(problem.lengths[sequence], query, problem.queries);
   const Sequence rows(problem, sequence, head, query);
   const double infinity = std::numeric_limits<double>::infinity();
@@ -118,26 +162,24 @@ DecodeRow decode_reference(const DecodeProblem& problem, int sequence, int head,
   std::array<std::vector<double>, kPatterns> coded;
   coded.fill(std::vector<double>(size_of(dim), 0.0));
   double sum = std::exp(sink - max);
+  double coded_sum = 0;
   for (int t = 0; t < n; ++t) {
     const double p = std::exp(logits[size_of(t)] - max);
     sum += p;
     if (is_coded(t)) {
       rows.add_coded(t, p, coded);
+      coded_sum += p;
     } else {
       rows.add_exact(t, p, row.out);
     }
   }
   const int kv = head / problem.group;
-  const MatrixD h = hadamard(dim);
-  const int heads = problem.tables->layout.n_head_kv;
-  for (int d = 0; d < dim; ++d) {
-    for (int p = 0; p < kPatterns; ++p) {
-      double turned = 0;
-      for (int i = 0; i < dim; ++i) turned += h(d, i) * coded[size_of(p)][size_of(i)];
-      row.out[size_of(d)] += turned * static_cast<double>(problem.tables->value_signs(p * heads + kv, d));
-    }
-    row.out[size_of(d)] /= sum;
+  if (problem.int2_tables != nullptr) {
+    add_int2(*problem.int2_tables, kv, coded[0], coded_sum, row.out);
+  } else {
+    add_spectral(*problem.tables, kv, coded, row.out);
   }
+  for (double& x : row.out) x /= sum;
   row.lse = max + std::log(sum);
   return row;
 }

@@ -36,29 +36,6 @@ void add_key_head(const SpectralKeyHead& head, int dim, EncodeTables& tables) {
   tables.norm_count.push_back(std::max(1, norm_count));
 }
 
-void add_means(const SpectralKeyConfig& keys, EncodeTables& tables) {
-  const MatrixF none = MatrixF::Zero(keys.n_head_kv, keys.head_dim);
-  tables.offset = keys.mean.size() != 0 ? keys.mean : none;
-  tables.rest = none;
-  if (keys.mean_pre_rope.size() == 0) return;
-  const auto pairs = keys.rope.theta().size();
-  tables.theta.assign(keys.rope.theta().begin(), keys.rope.theta().end());
-  tables.magnitude = keys.rope.magnitude();
-  tables.mean_first.resize(keys.n_head_kv, static_cast<Eigen::Index>(pairs));
-  tables.mean_second.resize(keys.n_head_kv, static_cast<Eigen::Index>(pairs));
-  for (std::size_t i = 0; i < pairs; ++i) {
-    const std::size_t first = keys.rope.first_of(i);
-    const std::size_t second = keys.rope.second_of(i);
-    tables.pair_first.push_back(static_cast<std::uint16_t>(first));
-    tables.pair_second.push_back(static_cast<std::uint16_t>(second));
-    const auto column = static_cast<Eigen::Index>(i);
-    tables.mean_first.col(column) = keys.mean_pre_rope.col(static_cast<Eigen::Index>(first));
-    tables.mean_second.col(column) = keys.mean_pre_rope.col(static_cast<Eigen::Index>(second));
-  }
-  const Eigen::Index unturned = keys.head_dim - static_cast<Eigen::Index>(2 * pairs);
-  tables.rest.rightCols(unturned) = keys.mean_pre_rope.rightCols(unturned);
-}
-
 }  // namespace
 
 EncodeTables encode_tables(const SpectralKeyConfig& keys, const SpectralValueConfig& values) {
@@ -67,7 +44,7 @@ EncodeTables encode_tables(const SpectralKeyConfig& keys, const SpectralValueCon
   tables.n_head_kv = keys.n_head_kv;
   tables.head_dim = keys.head_dim;
   for (const SpectralKeyHead& head : keys.heads) add_key_head(head, keys.head_dim, tables);
-  add_means(keys, tables);
+  tables.set_means(keys.mean, keys.mean_pre_rope, keys.rope, keys.n_head_kv, keys.head_dim);
   tables.value_factor = static_cast<float>(hadamard(keys.head_dim)(0, 0)) * pages.value_signs;
   tables.value_scale = values.scale;
   const GaussianGrid& grid = kGaussianGrid[2];

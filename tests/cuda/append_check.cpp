@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <memory>
 #include <string_view>
 
 #include "cuda/runtime.h"
@@ -12,6 +13,7 @@
 #include "oscar/cuda/append.h"
 #include "oscar/paged/append_reference.h"
 #include "oscar/paged/encode_tables.h"
+#include "paged/int2_layer.h"
 #include "paged/spectral_layer.h"
 
 namespace {
@@ -20,6 +22,8 @@ using namespace oscar;
 using cuda::check;
 using cuda::DeviceArray;
 using test::size_of;
+
+enum class Kind { spectral, int2, int2_constant_means, int2_unrotated };
 
 struct Case {
   const char* name;
@@ -31,25 +35,57 @@ struct Case {
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
   int sink = 64, ring = 17;
   test::Wide wide = test::Wide::none;
+  Kind kind = Kind::spectral;
+};
+
+// A layer of either codec.
+struct Layer {
+  paged::PageLayout layout;
+  std::unique_ptr<Codec> keys, values;
+  std::unique_ptr<cuda::LayerTables> tables;
+  std::unique_ptr<cuda::EncoderTables> encoder;
+
+  explicit Layer(const Case& c) {
+    const RopePairing pairing = c.dim == 64 ? RopePairing::norm : RopePairing::neox;
+    const int n_rot = c.dim == 256 ? 64 : 0;
+    if (c.kind == Kind::spectral) {
+      test::SpectralLayer layer = test::spectral_layer(c.heads, c.dim, 40, pairing, n_rot);
+      if (!c.means) layer.keys.mean = layer.keys.mean_pre_rope = MatrixF();
+      keys = make_spectral_key_codec(layer.keys);
+      values = make_spectral_value_codec(layer.values);
+      make_tables(paged::spectral_tables(layer.keys, layer.values), paged::encode_tables(layer.keys, layer.values));
+    } else {
+      const test::Int2Means means = !c.means                              ? test::Int2Means::none
+                                    : c.kind == Kind::int2_constant_means ? test::Int2Means::constant
+                                                                          : test::Int2Means::pre_rope;
+      test::Int2Layer layer = test::int2_layer(c.heads, c.dim, 40, means, pairing, n_rot);
+      if (c.kind == Kind::int2_unrotated) layer.keys.rotation = layer.values.rotation = {};
+      keys = make_int2_codec(layer.keys);
+      values = make_int2_codec(layer.values);
+      make_tables(paged::int2_tables(layer.keys, layer.values), paged::int2_encode_tables(layer.keys, layer.values));
+    }
+  }
+
+ private:
+  template <class Tables, class Encode>
+  void make_tables(const Tables& t, const Encode& e) {
+    layout = t.layout;
+    tables = std::make_unique<cuda::LayerTables>(t);
+    encoder = std::make_unique<cuda::EncoderTables>(e);
+  }
 };
 
 // Everything an append reads and writes, on the host.
 struct World {
   const Case& c;
-  test::SpectralLayer layer;
-  paged::SpectralTables tables;
+  Layer layer;
   int page_columns = 1, n_rows = 0;
   std::size_t row_values = 0;
   std::vector<std::int32_t> row_start{0}, page_table, block_table;
   std::vector<std::uint16_t> k, v, blocks;
   std::vector<std::uint8_t> pages;
 
-  explicit World(const Case& which)
-      : c(which),
-        layer(test::spectral_layer(c.heads, c.dim, 40, c.dim == 64 ? RopePairing::norm : RopePairing::neox,
-                                   c.dim == 256 ? 64 : 0)) {
-    if (!c.means) layer.keys.mean = layer.keys.mean_pre_rope = MatrixF();
-    tables = paged::spectral_tables(layer.keys, layer.values);
+  explicit World(const Case& which) : c(which), layer(which) {
     std::mt19937 rng(9);
     std::normal_distribution<float> normal;
     const auto batch = c.lengths.size();
@@ -86,7 +122,7 @@ struct World {
       for (std::size_t i = 0; i < used.size(); ++i) *used[i] = i % 13 == 12 ? -1 : next++;
       return size_of(std::max(1, next));
     };
-    pages.resize(number(used_pages) * tables.layout.page_bytes);
+    pages.resize(number(used_pages) * layer.layout.page_bytes);
     blocks.resize(number(used_blocks) * size_of(c.heads) * paged::exact_head_values(c.dim));
     for (std::uint8_t& x : pages) x = static_cast<std::uint8_t>(rng());
     for (std::uint16_t& x : blocks) x = static_cast<std::uint16_t>(rng());
@@ -121,12 +157,10 @@ struct World {
   [[nodiscard]] const std::int32_t* starts() const { return c.counts.empty() ? nullptr : row_start.data(); }
 
   void append_on_host() {
-    const auto keys = make_spectral_key_codec(layer.keys);
-    const auto values = make_spectral_value_codec(layer.values);
     paged::AppendProblem p;
-    p.layout = &tables.layout;
-    p.keys = keys.get();
-    p.values = values.get();
+    p.layout = &layer.layout;
+    p.keys = layer.keys.get();
+    p.values = layer.values.get();
     p.batch = static_cast<int>(c.lengths.size());
     p.sink = c.sink;
     p.k = k.data();
@@ -146,9 +180,7 @@ struct World {
 class OnDevice {
  public:
   explicit OnDevice(const World& w)
-      : layer_(w.tables),
-        encoder_(paged::encode_tables(w.layer.keys, w.layer.values)),
-        k_(spread(w.k, w)),
+      : k_(spread(w.k, w)),
         v_(spread(w.v, w)),
         blocks_(w.blocks),
         row_start_(w.row_start),
@@ -156,11 +188,11 @@ class OnDevice {
         page_table_(w.page_table, test::wide_pages(w.c.wide), first_page(w)),
         block_table_(w.block_table, test::wide_blocks(w.c.wide)),
         size_(w.pages.size()),
-        offset_(size_of(first_page(w)) * w.tables.layout.page_bytes) {
+        offset_(size_of(first_page(w)) * w.layer.layout.page_bytes) {
     pages_ = DeviceArray<std::uint8_t>(offset_ + size_);
     check(cudaMemcpy(pages_.data() + offset_, w.pages.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
-    args_.layer = &layer_.view();
-    args_.encoder = &encoder_.view();
+    args_.layer = &w.layer.tables->view();
+    args_.encoder = &w.layer.encoder->view();
     args_.batch = static_cast<int>(w.c.lengths.size());
     args_.n_rows = w.n_rows;
     args_.sink = w.c.sink;
@@ -189,7 +221,7 @@ class OnDevice {
 
  private:
   static std::int32_t first_page(const World& w) {
-    return static_cast<std::int32_t>((w.c.far_bytes + w.tables.layout.page_bytes - 1) / w.tables.layout.page_bytes);
+    return static_cast<std::int32_t>((w.c.far_bytes + w.layer.layout.page_bytes - 1) / w.layer.layout.page_bytes);
   }
   // Rows apart, NaN between them.
   static std::vector<std::uint16_t> spread(const std::vector<std::uint16_t>& rows, const World& w) {
@@ -202,8 +234,6 @@ class OnDevice {
     return out;
   }
 
-  cuda::LayerTables layer_;
-  cuda::EncoderTables encoder_;
   DeviceArray<std::uint16_t> k_, v_, blocks_;
   DeviceArray<std::int32_t> row_start_, lengths_;
   test::DeviceIds page_table_, block_table_;
@@ -263,6 +293,18 @@ std::vector<Case> cases(bool quick) {
   };
   add_wide("D 64, page ids of 64 bits", test::Wide::pages);
   add_wide("D 64, block ids of 64 bits", test::Wide::blocks);
+  const auto add_int2 = [&](const char* name, int heads, int dim, std::vector<std::int32_t> lengths, std::vector<int> rows,
+                            Kind kind = Kind::int2, bool means = true) {
+    list.push_back({name, heads, dim, std::move(lengths), std::move(rows), means});
+    list.back().kind = kind;
+  };
+  add_int2("int2, D 128, two rows", 2, 128, {700, 64}, {});
+  add_int2("int2, D 128, batch 17, one rotation", 2, 128, batch17, {}, Kind::int2, false);
+  add_int2("int2, D 64, ragged chunks", 2, 64, ragged, counts);
+  add_int2("int2, D 64, three rows, not rotated", 1, 64, {17, 130, 5}, {}, Kind::int2_unrotated);
+  add_int2("int2, D 64, batch 17, not rotated", 2, 64, batch17, {}, Kind::int2_unrotated, false);
+  add_int2("int2, D 128, ragged, constant means", 1, 128, ragged, counts, Kind::int2_constant_means);
+  add_int2("int2, D 256, batch 17, partly turned", 1, 256, batch17, {});
   if (quick) return list;
   std::vector<std::int32_t> batch256;
   for (int i = 0; i < 256; ++i) batch256.push_back(i % 19 == 0 ? 0 : 1 + i * 37 % 5000);
@@ -272,6 +314,8 @@ std::vector<Case> cases(bool quick) {
   list.push_back({"D 64, a chunk of 3000", 8, 64, {3000}, {3000}});
   list.push_back({"D 256, a chunk of 1500", 4, 256, {2000}, {1500}});
   list.push_back({"D 128, 40 sequences of 33", 4, 128, std::vector<std::int32_t>(40, 90), std::vector<int>(40, 33)});
+  add_int2("int2, D 128, batch 256, 8 heads", 8, 128, batch256, {});
+  add_int2("int2, D 128, a chunk of 2049 from 30000 on", 8, 128, {32049}, {2049});
   list.push_back({"D 128, pages past 2^32 bytes", 4, 128, {3000, 2000}, {100, 1}, true, 0, 5'000'000'000});
   return list;
 }

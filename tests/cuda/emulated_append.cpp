@@ -121,6 +121,9 @@ static float __shfl_sync(unsigned, float x, int from) {
 static float __shfl_xor_sync(unsigned lanes, float x, int distance) {
   return __shfl_sync(lanes, x, static_cast<int>(Block::running().lane()) ^ distance);
 }
+static int __shfl_xor_sync(unsigned lanes, int x, int distance) {
+  return std::bit_cast<int>(__shfl_xor_sync(lanes, std::bit_cast<float>(x), distance));
+}
 template <class T>
 static T __ldg(const T* from) {
   return *from;
@@ -151,32 +154,36 @@ namespace {
 
 AppendParams current;
 
-template <int D, int kRows>
+template <template <int, int> class Append, int D, int kRows>
 void run(AppendParams& p) {
   p.tiles = (p.n_rows + kRows - 1) / kRows;
   current = p;
   for (int i = 0; i < p.tiles * p.layer.n_head_kv; ++i)
-    Block(kAppendThreads, {static_cast<unsigned>(i), 0, 0}, [] { append_kernel<D, kRows>(current); });
+    Block(kAppendThreads, {static_cast<unsigned>(i), 0, 0}, [] { append_kernel<Append, D, kRows>(current); });
 }
 // Both kinds of tiles occur in the quick cases.
-template <int D>
+template <template <int, int> class Append, int D>
 void choose(AppendParams& p) {
-  p.n_rows < 17 ? run<D, kSmallTile>(p) : run<D, kLargeTile>(p);
+  p.n_rows < 17 ? run<Append, D, kSmallTile>(p) : run<Append, D, kLargeTile>(p);
+}
+template <template <int, int> class Append>
+void choose_dim(AppendParams& p) {
+  switch (p.layer.head_dim) {
+    case 64:
+      choose<Append, 64>(p);
+      break;
+    case 128:
+      choose<Append, 128>(p);
+      break;
+    default:
+      choose<Append, 256>(p);
+  }
 }
 
 }  // namespace
 
 cudaError_t launch_append(AppendParams& p, const DeviceLimits& /*device*/, cudaStream_t /*stream*/) {
-  switch (p.layer.head_dim) {
-    case 64:
-      choose<64>(p);
-      break;
-    case 128:
-      choose<128>(p);
-      break;
-    default:
-      choose<256>(p);
-  }
+  p.layer.codec == paged::PageCodec::int2 ? choose_dim<Int2Append>(p) : choose_dim<SpectralAppend>(p);
   return cudaSuccess;
 }
 

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "int2_layer.h"
 #include "oscar/attention/attention.h"
 #include "oscar/base/half.h"
 #include "spectral_layer.h"
@@ -12,22 +13,21 @@ namespace {
 
 using test::size_of;
 
-void agree_with_the_cache(int queries, float soft_cap) {
-  const int heads = 2;
+constexpr int heads = 2;
+constexpr int dim = 64;
+
+// A layer of either codec.
+struct Layer {
+  LayerSpec spec;
+  DecodeProblem problem;  // its tables
+};
+
+void agree_with_the_cache(const Layer& layer, int queries, float soft_cap) {
   const int group = 3;
-  const int dim = 64;
   const int capacity = 500;
   const int sink = 16;
   const int recent = 40;
-  const test::SpectralLayer config = test::spectral_layer(heads, dim, 21);
-  const SpectralTables tables = spectral_tables(config.keys, config.values);
-  LayerSpec spec;
-  spec.n_head_kv = heads;
-  spec.k_dim = spec.v_dim = dim;
-  spec.rope = config.keys.rope;
-  spec.k = make_spectral_key_codec(config.keys);
-  spec.v = make_spectral_value_codec(config.values);
-
+  const PageLayout& layout = key_tables(layer.problem).layout;
   std::mt19937 rng(4);
   std::normal_distribution<float> normal;
   const int ring = ring_blocks(recent + queries - 1);
@@ -35,10 +35,10 @@ void agree_with_the_cache(int queries, float soft_cap) {
   const int page_columns = (capacity + kPageTokens - 1) / kPageTokens;
   for (const std::int32_t n : {1, 15, 16, 17, 56, 57, 58, 64, 65, 121, 200, 500}) {
     if (n < queries) continue;
-    KvCache cache(capacity, {sink, recent, queries - 1}, {spec});
-    std::vector<std::int32_t> page_table(size_of(page_columns), -1);
+    KvCache cache(capacity, {sink, recent, queries - 1}, {layer.spec});
+    std::vector<std::int64_t> page_table(size_of(page_columns), -1);
     std::vector<std::int32_t> block_table(size_of(columns), -1);
-    std::vector<std::uint8_t> pages(size_of(page_columns + 1) * tables.layout.page_bytes, 0xFF);
+    std::vector<std::uint8_t> pages(size_of(page_columns + 1) * layout.page_bytes, 0xFF);
     std::vector<std::uint16_t> blocks(size_of((columns + 1) * heads) * exact_head_values(dim), 0x7E00);
     for (int i = 0; i * kPageTokens < n; ++i) page_table[size_of(i)] = page_columns - i;  // backwards, and page 0 unused
     for (std::int32_t t = 0; t < n; ++t) {
@@ -52,8 +52,8 @@ void agree_with_the_cache(int queries, float soft_cap) {
       cache.place(cell, position, sequence);
       cache.write_k(0, t, k);
       cache.write_v(0, t, v);
-      std::uint8_t* page = pages.data() + size_of(page_table[size_of(t / kPageTokens)]) * tables.layout.page_bytes;
-      tables.layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t, {page, tables.layout.page_bytes});
+      std::uint8_t* page = pages.data() + static_cast<std::size_t>(page_table[size_of(t / kPageTokens)]) * layout.page_bytes;
+      layout.store_rows(cache.code(0, true, t), cache.code(0, false, t), t, {page, layout.page_bytes});
       const int column = block_column(t, sink, ring);
       block_table[size_of(column)] = columns - column;
       for (int h = 0; h < heads; ++h) {
@@ -93,8 +93,7 @@ void agree_with_the_cache(int queries, float soft_cap) {
     args.sinks = sinks.data();
     attention_reference(args);
 
-    DecodeProblem problem;
-    problem.tables = &tables;
+    DecodeProblem problem = layer.problem;
     problem.batch = 1;
     problem.group = group;
     problem.sink = sink;
@@ -129,9 +128,39 @@ void agree_with_the_cache(int queries, float soft_cap) {
   }
 }
 
+LayerSpec layer_spec(const Rope& rope, std::unique_ptr<Codec> k, std::unique_ptr<Codec> v) {
+  LayerSpec spec;
+  spec.n_head_kv = heads;
+  spec.k_dim = spec.v_dim = dim;
+  spec.rope = rope;
+  spec.k = std::move(k);
+  spec.v = std::move(v);
+  return spec;
+}
+void agree_with_the_cache(int queries, float soft_cap) {
+  const test::SpectralLayer config = test::spectral_layer(heads, dim, 21);
+  const SpectralTables tables = spectral_tables(config.keys, config.values);
+  Layer layer;
+  layer.spec = layer_spec(config.keys.rope, make_spectral_key_codec(config.keys), make_spectral_value_codec(config.values));
+  layer.problem.tables = &tables;
+  agree_with_the_cache(layer, queries, soft_cap);
+}
+
 TEST(DecodeReference, AgreesWithTheCacheOnTheSameRows) { agree_with_the_cache(1, 0.0F); }
 TEST(DecodeReference, OfSeveralQueriesAgreesWithTheCache) { agree_with_the_cache(3, 0.0F); }
 TEST(DecodeReference, WithSoftCapAgreesWithTheCache) { agree_with_the_cache(2, 1.5F); }
+
+TEST(DecodeReference, OfInt2AgreesWithTheCache) {
+  for (const test::Int2Means means : {test::Int2Means::none, test::Int2Means::constant, test::Int2Means::pre_rope}) {
+    const test::Int2Layer config = test::int2_layer(heads, dim, 5, means);
+    const Int2Tables tables = int2_tables(config.keys, config.values);
+    Layer layer;
+    layer.spec =
+        layer_spec(test::rope_of(RopePairing::neox, dim, dim), make_int2_codec(config.keys), make_int2_codec(config.values));
+    layer.problem.int2_tables = &tables;
+    agree_with_the_cache(layer, 2, 0.0F);
+  }
+}
 
 TEST(DecodeReference, NothingVisibleGivesZeros) {
   const test::SpectralLayer config = test::spectral_layer(1, 64, 2);

@@ -14,18 +14,21 @@
 #include <memory>
 
 #include "oscar/cuda/decode.h"
+#include "oscar/paged/id_table.h"
 
 namespace oscar::paged {
 struct EncodeTables;
-}
+struct Int2EncodeTables;
+}  // namespace oscar::paged
 
 namespace oscar::cuda {
 
-// paged::EncodeTables in device memory. Immutable; may serve many streams.
+// paged::EncodeTables or paged::Int2EncodeTables in device memory. Immutable; may serve many streams.
 struct EncoderView {
+  paged::PageCodec codec = paged::PageCodec::spectral;
   int n_pairs = 0;  // RoPE pairs that carry a mean, 0: none
   double magnitude = 1;
-  const float* transform = nullptr;       // [n_head_kv, D, D]
+  const float* transform = nullptr;       // [n_head_kv, D, D] of keys; `int2`: their rotations, or null
   const float4* coordinate = nullptr;     // [n_head_kv, D] paged::KeyCoordinate
   const float* norm_count = nullptr;      // [n_head_kv]
   const float2* constant_mean = nullptr;  // [n_head_kv, D] offset, rest
@@ -39,12 +42,17 @@ struct EncoderView {
   float value_level[4] = {};
   float key_gain_edge[16] = {};
   float value_gain_edge[8] = {};
+  // Of `int2` only.
+  const float* value_transform = nullptr;   // [n_head_kv, D, D], or null
+  const float* value_mean = nullptr;        // [n_head_kv, D]
+  const std::int32_t* clip_rank = nullptr;  // [2, n_head_kv] of keys, of values; -1: not clipped
 };
 
 // Owner of an EncoderView's memory. Throws Error when the device has too little.
 class EncoderTables {
  public:
   explicit EncoderTables(const paged::EncodeTables& tables);
+  explicit EncoderTables(const paged::Int2EncodeTables& tables);
   ~EncoderTables();
   EncoderTables(const EncoderTables&) = delete;
   EncoderTables& operator=(const EncoderTables&) = delete;

@@ -18,13 +18,16 @@
 #include "oscar/paged/page_format.h"
 
 namespace oscar::paged {
+struct Int2Tables;
+struct KeyTables;
 struct SpectralTables;
-}
+}  // namespace oscar::paged
 
 namespace oscar::cuda {
 
-// A layer's static tables in device memory (see paged::SpectralTables). Immutable; may serve many streams.
+// A layer's static tables in device memory (see paged::SpectralTables, paged::Int2Tables). Immutable; may serve many streams.
 struct LayerView {
+  paged::PageCodec codec = paged::PageCodec::spectral;
   int n_head_kv = 0, head_dim = 0;
   int n_pairs = 0;       // RoPE pairs that carry a mean, 0: none; padded to a multiple of 32 with zeros
   int n_fast_pairs = 0;  // the first ones: their table holds cos instead of cos - 1
@@ -42,12 +45,16 @@ struct LayerView {
       nullptr;                         // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
   const float* value_unit = nullptr;   // [n_head_kv]
   const float* value_signs = nullptr;  // [kPatterns, n_head_kv, D]
+  // Of `int2` only, instead of unit and signs.
+  const float* value_output = nullptr;  // [n_head_kv, D, D]
+  const float* value_mean = nullptr;    // [n_head_kv, D], or null
 };
 
 // Owner of a LayerView's memory. Throws Error when the device has too little.
 class LayerTables {
  public:
   explicit LayerTables(const paged::SpectralTables& tables);
+  explicit LayerTables(const paged::Int2Tables& tables);
   ~LayerTables();
   LayerTables(const LayerTables&) = delete;
   LayerTables& operator=(const LayerTables&) = delete;

@@ -5,7 +5,7 @@
 
 #include "oscar/codec/codec.h"
 #include "oscar/paged/id_table.h"
-#include "oscar/paged/spectral_pages.h"
+#include "oscar/paged/page_layout.h"
 
 namespace oscar::paged {
 

@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "oscar/paged/id_table.h"
+#include "oscar/paged/int2_pages.h"
 #include "oscar/paged/spectral_pages.h"
 
 namespace oscar::paged {
 
 // One layer, the last `queries` tokens of each sequence. Pointers are host memory; layouts as in oscar/cuda/decode.h.
 struct DecodeProblem {
-  const SpectralTables* tables = nullptr;
+  const SpectralTables* tables = nullptr;  // or, of pages of codec `int2`:
+  const Int2Tables* int2_tables = nullptr;
   int batch = 0;
   int group = 1;  // query heads per KV head
   int sink = 64, recent = 256;
@@ -29,6 +31,11 @@ struct DecodeProblem {
   int ring = 0;
   const float* sinks = nullptr;  // [n_head_kv * group] or null
 };
+
+[[nodiscard]] inline const KeyTables& key_tables(const DecodeProblem& problem) {
+  if (problem.tables != nullptr) return *problem.tables;
+  return *problem.int2_tables;
+}
 
 struct DecodeRow {
   std::vector<double> out;  // [D]; zeros where nothing is visible

@@ -27,6 +27,7 @@
 
 #include "oscar/base/matrix.h"
 #include "oscar/codec/spectral.h"
+#include "oscar/paged/page_layout.h"
 
 namespace oscar::paged {
 
@@ -38,18 +39,11 @@ struct KeyCoordinate {
   float centre = 0;  // (2^width - 1) / 2
 };
 
-struct EncodeTables {
+struct EncodeTables : KeyMeanTables {
   int n_head_kv = 0, head_dim = 0;
   std::vector<MatrixF> transform;                      // per head [D, D], columns in stored order
   std::vector<std::vector<KeyCoordinate>> coordinate;  // per head [D]
   std::vector<int> norm_count;                         // [n_head_kv] at least 1
-  // Means; zeros where there is none. rest: the part of the pre-RoPE mean that no pair turns.
-  MatrixF offset, rest;  // [n_head_kv, D]
-  std::vector<double> theta;
-  double magnitude = 1;
-  std::vector<std::uint16_t> pair_first, pair_second;
-  MatrixF mean_first, mean_second;  // [n_head_kv, n_pairs], without the magnitude
-
   // [kPatterns * n_head_kv, D], row p * n_head_kv + head: sign times the entry of the normalised Hadamard matrix
   MatrixF value_factor;
   std::vector<float> value_scale;  // [n_head_kv]

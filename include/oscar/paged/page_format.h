@@ -21,6 +21,12 @@
 // Gains: byte 4 row + j / 16. Digits, their order within a head, and gains are those of codec/spectral.h (V at 2 bits).
 // The values of page i of a sequence are coded with pattern i mod 4 of signs, or are zero rows: a page is summed in one basis.
 //
+// CODED TIER, codec `int2` (oscar/codec/int2.h, one group per head): the digits as above, every head with S_h = D slots, slot d
+// the code of rotated coordinate d. Instead of gains each token has a grid of two binary16 numbers, little-endian, the step
+// and then the code 0's value lo: y^ = lo + step * code. No patterns.
+//   head block= key digits [16 D], value digits [16 D], key grids [64] of 4 bytes, value grids [64]: 32 D + 512 bytes
+// Grids: the one of token j begins at byte 4 (4 row + j / 16), so those of a row's four tokens are 16 neighbouring bytes.
+//
 // EXACT TIER: blocks of 16 consecutive positions, all KV heads ascending, per head keys [16, D] then values [16, D], binary16
 // in the model's basis. Rows are swizzled against bank conflicts: 16-byte piece c of row r is stored as piece c xor (r mod 8).
 #pragma once
@@ -36,6 +42,8 @@ inline constexpr int kPatterns = 4;
 inline constexpr int kValueGains = 64;
 inline constexpr int kMaxHeadsKv = 64;
 
+enum class PageCodec : std::uint8_t { spectral, int2 };
+
 struct DigitPlace {
   std::uint32_t byte;  // from the start of the head's keys or values in a page
   int shift;           // of the 2-bit field in that byte
@@ -43,8 +51,12 @@ struct DigitPlace {
 
 [[nodiscard]] constexpr std::uint32_t key_bytes(int slots) { return 16U * static_cast<std::uint32_t>(slots); }
 [[nodiscard]] constexpr std::uint32_t value_bytes(int head_dim) { return 16U * static_cast<std::uint32_t>(head_dim); }
-[[nodiscard]] constexpr std::uint32_t head_bytes(int slots, int head_dim) {
-  return key_bytes(slots) + value_bytes(head_dim) + 2U * kPageTokens;
+// Of the gains or grids of a head's keys, or values.
+[[nodiscard]] constexpr std::uint32_t row_data_bytes(PageCodec codec) {
+  return (codec == PageCodec::int2 ? 4U : 1U) * kPageTokens;
+}
+[[nodiscard]] constexpr std::uint32_t head_bytes(int slots, int head_dim, PageCodec codec = PageCodec::spectral) {
+  return key_bytes(slots) + value_bytes(head_dim) + 2U * row_data_bytes(codec);
 }
 [[nodiscard]] constexpr bool head_dim_fits(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
 
@@ -79,6 +91,7 @@ struct DigitPlace {
 [[nodiscard]] constexpr std::uint32_t gain_byte(int token) {
   return static_cast<std::uint32_t>(token_row(token) * 4 + token / 16);
 }
+[[nodiscard]] constexpr std::uint32_t grid_byte(int token) { return 4U * gain_byte(token); }
 
 // Exact tier: index of a value from the start of a head's keys or values in a block, and values per head and block.
 [[nodiscard]] constexpr std::uint32_t exact_index(int head_dim, int row, int dim) {
