@@ -81,7 +81,7 @@ class Bench {
       c.pages = DeviceArray<std::uint8_t>(sequences * page_columns * tables.layout.page_bytes);
       c.blocks = DeviceArray<std::uint16_t>(sequences * block_columns * kHeads * paged::exact_head_values(kDim));
       bench::fill_words(c.pages.data(), c.pages.size(), i << 40);
-      bench::fill_gains(c.pages.data(), sequences * page_columns, c.layer.view());
+      bench::fill_row_data(c.pages.data(), sequences * page_columns, c.layer.view());
       bench::fill_halves(c.blocks.data(), c.blocks.size(), (i << 40) + 1);
       c.page_table = DeviceArray<std::int32_t>(shuffled(sequences * page_columns, rng));
       c.block_table = DeviceArray<std::int32_t>(shuffled(sequences * block_columns, rng));

@@ -41,7 +41,7 @@ inline std::vector<Cache> random_caches(std::size_t count, std::size_t batch, st
     c.blocks = DeviceArray<std::uint16_t>(batch * block_columns * static_cast<std::size_t>(layout.n_head_kv) *
                                           paged::exact_head_values(layout.head_dim));
     fill_words(c.pages.data(), c.pages.size(), i << 40);
-    fill_gains(c.pages.data(), n_pages, layer);
+    fill_row_data(c.pages.data(), n_pages, layer);
     fill_halves(c.blocks.data(), c.blocks.size(), (i << 40) + 1);
     c.page_table = DeviceArray<std::int32_t>(shuffled(n_pages, rng));
     c.block_table = DeviceArray<std::int32_t>(shuffled(batch * block_columns, rng));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -37,6 +38,7 @@ struct Size {
   bool mean = true;
   int queries = 1;
   float soft_cap = 0;
+  bool int2 = false;
 };
 
 // What anchors.py measured of the same batch and context, 8 KV heads and 32 query heads of 128.
@@ -59,8 +61,13 @@ void print_anchors(const Size& size, double us, const nlohmann::json& anchors) {
 
 nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap, const nlohmann::json& anchors) {
   const std::vector<int> slots = bench::slots_of_heads(size.kv_heads, size.dim, size.uneven);
-  const paged::SpectralTables tables = test::random_tables(size.dim, slots, size.mean ? 1.0 : 0.0, 3);
-  const cuda::LayerTables layer(tables);
+  const double mean = size.mean ? 1.0 : 0.0;
+  const auto tables_of = [&](const auto& tables) {
+    return std::pair(tables.layout, std::make_unique<cuda::LayerTables>(tables));
+  };
+  const auto [layout, owned] = size.int2 ? tables_of(test::random_int2_tables(size.dim, size.kv_heads, mean, false, 3))
+                                         : tables_of(test::random_tables(size.dim, slots, mean, 3));
+  const cuda::LayerTables& layer = *owned;
   const int sink = 64;
   const int recent = 256;
   const int ring = paged::ring_blocks(recent + size.queries - 1);
@@ -72,12 +79,11 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const std::size_t n_pages = batch * page_columns;
   const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent, size.queries);
   const std::size_t bytes =
-      batch * (static_cast<std::size_t>(tiers.pages()) * tables.layout.page_bytes +
+      batch * (static_cast<std::size_t>(tiers.pages()) * layout.page_bytes +
                static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
   const std::size_t n_caches = std::clamp<std::size_t>((kTouched + bytes - 1) / bytes, 2, 64);
 
-  const std::vector<Cache> caches =
-      bench::random_caches(n_caches, batch, page_columns, block_columns, tables.layout, layer.view());
+  const std::vector<Cache> caches = bench::random_caches(n_caches, batch, page_columns, block_columns, layout, layer.view());
   const std::size_t n_query = batch * static_cast<std::size_t>(size.queries * size.group) * kv_heads * dim;
   const DeviceArray<std::uint16_t> q(n_query);
   const DeviceArray<std::uint16_t> out(n_query);
@@ -128,6 +134,7 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
           {"rope_mean", size.mean},
           {"queries", size.queries},
           {"soft_cap", size.soft_cap},
+          {"codec", size.int2 ? "int2" : "spectral"},
           {"us", t.median},
           {"us_low", t.low},
           {"us_high", t.high},
@@ -159,6 +166,11 @@ std::vector<Size> sizes() {
   list.push_back({"8 x 32K, 8 queries", 8, 32768, 128, 8, 4, false, true, 8});
   list.push_back({"32 x 32K, 4 queries", 32, 32768, 128, 8, 4, false, true, 4});
   list.push_back({"32 x 32K, soft cap", 32, 32768, 128, 8, 4, false, true, 1, 50.0F});
+  for (const auto& [batch, length] : {std::pair{1, 32768}, {8, 32768}, {32, 32768}, {8, 131072}, {256, 1024}}) {
+    list.push_back({"int2, " + std::to_string(batch) + " x " + std::to_string(length / 1024) + "K, no mean", batch, length, 128,
+                    8, 4, false, false});
+    list.back().int2 = true;
+  }
   return list;
 }
 

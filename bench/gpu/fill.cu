@@ -27,6 +27,17 @@ __global__ void gains_kernel(std::uint8_t* pages, std::size_t n_pages, cuda::Lay
         static_cast<std::uint8_t>(key ? 116 + mixed(i) % 24 : 34 + mixed(i) % 12);
   }
 }
+__global__ void grids_kernel(std::uint8_t* pages, std::size_t n_pages, cuda::LayerView layer) {
+  constexpr int kGrids = 2 * paged::kPageTokens;
+  for (std::size_t i = first(); i < n_pages * layer.n_head_kv * kGrids; i += stride()) {
+    const int head = static_cast<int>(i / kGrids % layer.n_head_kv);
+    const std::size_t page = i / kGrids / layer.n_head_kv;
+    const std::uint32_t grids = paged::key_bytes(layer.slots[head]) + paged::value_bytes(layer.head_dim);
+    auto* to = reinterpret_cast<__half2*>(pages + page * layer.page_bytes + layer.head_offset[head] + grids);
+    const float step = 0.5F + static_cast<float>(mixed(i) % 64) / 64.0F;
+    to[i % kGrids] = __floats2half2_rn(step, -1.5F * step);
+  }
+}
 __global__ void halves_kernel(std::uint16_t* to, std::size_t n, std::uint64_t seed) {
   for (std::size_t i = first(); i < n; i += stride())
     to[i] = __half_as_ushort(__float2half(static_cast<float>(mixed(i + seed)) * 0x1p-30F - 2.0F));
@@ -54,8 +65,12 @@ constexpr int kThreads = 256;
 void fill_words(void* to, std::size_t bytes, std::uint64_t seed) {
   words_kernel<<<kBlocks, kThreads>>>(static_cast<std::uint32_t*>(to), bytes / 4, seed);
 }
-void fill_gains(std::uint8_t* pages, std::size_t n_pages, const cuda::LayerView& layer) {
-  gains_kernel<<<kBlocks, kThreads>>>(pages, n_pages, layer);
+void fill_row_data(std::uint8_t* pages, std::size_t n_pages, const cuda::LayerView& layer) {
+  if (layer.codec == paged::PageCodec::int2) {
+    grids_kernel<<<kBlocks, kThreads>>>(pages, n_pages, layer);
+  } else {
+    gains_kernel<<<kBlocks, kThreads>>>(pages, n_pages, layer);
+  }
 }
 void fill_halves(std::uint16_t* to, std::size_t n, std::uint64_t seed) { halves_kernel<<<kBlocks, kThreads>>>(to, n, seed); }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/decode_plan.cuh"
+#include "cuda/int2_grids.cuh"
 #include "cuda/ring.cuh"
 #include "cuda/rope_means.cuh"
 #include "cuda/softmax.cuh"
@@ -25,7 +26,8 @@ inline constexpr int kTiles = D / 16;
 // Shared memory of a block: gains of key bytes [256] and of value bytes [256], RoPE-mean table and steps, then per warp:
 // scratch 512 bytes, barriers, queries, mean weights, ring.
 inline constexpr std::uint32_t kGainTableBytes = 2048;
-inline constexpr std::uint32_t kScratchBytes = 512;
+template <bool kInt2>
+inline constexpr std::uint32_t kScratchBytes = kInt2 ? kInt2ScratchBytes : 512;
 inline constexpr std::uint32_t kBarrierBytes = 128;
 
 // Says that all lanes hold the same value.
@@ -39,7 +41,7 @@ __device__ __forceinline__ std::uint32_t kept(std::uint32_t x) {
   return x;
 }
 
-template <int D, bool kWide, bool kMean>
+template <int D, bool kWide, bool kMean, bool kInt2>
 class WarpAttention {
  public:
   __device__ WarpAttention(const DecodeParams& params, std::uint32_t shared, std::uint32_t warp_shared, int lane,
@@ -49,10 +51,10 @@ class WarpAttention {
         worker_(worker),
         gain_table_(shared),
         scratch_(warp_shared),
-        query_(warp_shared + kScratchBytes + kBarrierBytes),
+        query_(warp_shared + kScratchBytes<kInt2> + kBarrierBytes),
         means_(params, lane, shared + kGainTableBytes, query_ + params.query_bytes, scratch_),
-        ring_(query_ + params.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(params) : 0U), warp_shared + kScratchBytes,
-              params.stages, params.stage_bytes, lane) {}
+        ring_(query_ + params.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(params) : 0U),
+              warp_shared + kScratchBytes<kInt2>, params.stages, params.stage_bytes, lane) {}
 
   // Once per warp, before anything but tiles is used: queries come from the kernel before, tables from the other warps.
   __device__ void wait_once() {
@@ -158,8 +160,9 @@ class WarpAttention {
     const int kv = head / p_.subgroups;
     state_ = State();
     const int slots = p_.layer.slots[kv];
-    const std::uint32_t bytes = kept(paged::head_bytes(slots, D));
-    const std::uint32_t gains = bytes - 2 * kPageTokens;
+    constexpr auto kCodec = kInt2 ? paged::PageCodec::int2 : paged::PageCodec::spectral;
+    const std::uint32_t bytes = kept(paged::head_bytes(slots, D, kCodec));
+    const std::uint32_t gains = bytes - 2 * paged::row_data_bytes(kCodec);  // grids, of `int2`
     const std::uint32_t values = kept(paged::key_bytes(slots));
     const std::int32_t* table = p_.page_table.at(sequence, p_.page_columns, tiers.first_page());
     const int stride = p_.page_table.stride;
@@ -179,11 +182,14 @@ class WarpAttention {
     const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
     // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values; rows 8 .. 15 meet fields that stand
     // higher: in S they are rows (16 times), in P * gain columns (4 times).
-    const float unit = lane_ < 16 ? header[0] * (lane_ < 8 ? 1.0F : 0.0625F) : kValueScale * (lane_ < 24 ? 1.0F : 0.25F);
+    constexpr float kFirstValueScale = kInt2 ? 1.0F : kValueScale;
+    const float unit = lane_ < 16 ? header[0] * (lane_ < 8 ? 1.0F : 0.0625F) : kFirstValueScale * (lane_ < 24 ? 1.0F : 0.25F);
+    ValueScale value_scale;
     const std::uint32_t gain_table = kept(gain_table_ + (lane_ < 16 ? 0U : kGainTableBytes / 2));
     const float start[4] = {header[8 + State::head(lane_, 0)], header[8 + State::head(lane_, 1)],
                             header[8 + State::head(lane_, 0)] * 16.0F, header[8 + State::head(lane_, 1)] * 16.0F};
     const float constant[2] = {header[16 + State::head(lane_, 0)], header[16 + State::head(lane_, 1)]};
+    const float query_sum[2] = {header[24 + State::head(lane_, 0)], header[24 + State::head(lane_, 1)]};
     load_query(p_.coded_query + static_cast<std::int64_t>(item) * (p_.query_bytes / 4), steps);
 
     // Pages of which a part belongs to the exact tier, for all queries or for some.
@@ -208,7 +214,19 @@ class WarpAttention {
         next_id = table + ahead.page * stride;
       }
       const std::uint32_t tile = ring_.acquire();
-      convert_gains(tile + gains, gain_table, unit);
+      if constexpr (kInt2) {
+        LaneGrids lane_grids(tile + gains, lane_);
+        if (at.page == first_cut || at.page >= last_cuts) {
+          const int position = (tiers.first_page() + at.page) * kPageTokens;
+          lane_grids.keep(tiers.sink_end - position, tiers.coded_end - position, lane_);
+        }
+        const float shrink = value_scale.follow(lane_grids.largest_value_step(lane_));
+        if (shrink != 1.0F) scale_sums(shrink);
+        __syncwarp();
+        lane_grids.store(scratch_, lane_ < 16 ? unit : unit * value_scale.get(), lane_);
+      } else {
+        convert_gains(tile + gains, gain_table, unit);
+      }
 
       float acc[4][4];
       key_product(tile, steps, start, acc);
@@ -242,6 +260,15 @@ class WarpAttention {
           y[j][r][0] = fmaf(x[r][0], gain[j], y[j][r][0]);
           y[j][r][1] = fmaf(x[r][1], gain[j], y[j][r][1]);
         }
+        if constexpr (kInt2) {
+          const float4 lo = load_shared_float4(scratch_ + kKeyOffsets + 16U * static_cast<std::uint32_t>(State::row(lane_, r)));
+          const float of_token[4] = {lo.x, lo.y, lo.z, lo.w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            y[j][r][0] = fmaf(of_token[j], query_sum[0], y[j][r][0]);
+            y[j][r][1] = fmaf(of_token[j], query_sum[1], y[j][r][1]);
+          }
+        }
       }
       if (p_.soft_cap > 0.0F) state_.template soft_cap<4>(y, p_.soft_cap * kLog2E);
       if (at.page == first_cut || at.page >= last_cuts) {
@@ -253,6 +280,16 @@ class WarpAttention {
       std::uint32_t b[4][2];
 #pragma unroll
       for (int r = 0; r < State::kRows; ++r) {
+        if constexpr (kInt2) {  // P lo, the same for all dimensions
+          const float4 lo =
+              load_shared_float4(scratch_ + kValueOffsets + 16U * static_cast<std::uint32_t>(State::row(lane_, r)));
+          const float of_token[4] = {lo.x, lo.y, lo.z, lo.w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            weight_[0] = fmaf(of_token[j], y[j][r][0], weight_[0]);
+            weight_[1] = fmaf(of_token[j], y[j][r][1], weight_[1]);
+          }
+        }
         const float4 four = load_shared_float4(scratch_ + 256U + 16U * static_cast<std::uint32_t>(State::row(lane_, r)));
         const float gain[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -270,9 +307,16 @@ class WarpAttention {
 
       // The series is over. The factor 2^24 of the subnormals, kValueScale, and the place of the rows' fields; 1.5 is the
       // centre of the codes.
-      constexpr float kFactor = 16777216.0F / kValueScale;
+      const float factor = 16777216.0F / (kInt2 ? value_scale.get() : kValueScale);
       const auto series = static_cast<std::uint32_t>(at.page % paged::kPatterns);
-      store(kHeadParts * static_cast<std::uint32_t>(item) + 1U + series, head, kFactor, kFactor / 16.0F, 1.5F / kValueScale);
+      const std::uint32_t part = kHeadParts * static_cast<std::uint32_t>(item) + 1U + series;
+      if constexpr (kInt2) {
+        sum_over_rows(weight_[0]);
+        sum_over_rows(weight_[1]);
+        store(part, head, factor, factor / 16.0F, -1.0F);
+      } else {
+        store(part, head, factor, factor / 16.0F, 1.5F / kValueScale);
+      }
       if (at.more == 0) break;
       at.next_series(pages);
       if constexpr (kMean) means_.jump(tiers.first_page() + at.page);
@@ -296,6 +340,19 @@ class WarpAttention {
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) weight_[c] = 0.0F;
+  }
+
+  __device__ void scale_sums(float factor) {
+#pragma unroll
+    for (int i = 0; i < kTiles<D>; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) out_[i][c] *= factor;
+    }
+  }
+  // Over the lanes that share a column.
+  static __device__ void sum_over_rows(float& x) {
+#pragma unroll
+    for (int d = kWide ? 4 : 2; d < 32; d *= 2) x += __shfl_xor_sync(~0U, x, d);
   }
 
   __device__ void load_query(const std::uint32_t* from, int steps) {
@@ -394,7 +451,8 @@ class WarpAttention {
     constexpr int kVectors = D / 8 / static_cast<int>(kVector);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      mma(weight_, 0x3C003C00U, 0x3C003C00U, 0x44004400U, 0x44004400U, b[j][0], b[j][1]);  // 1, and 4 where P carries 1/4
+      // The sum of the weights: 1, and 4 where P carries 1/4.
+      if constexpr (!kInt2) mma(weight_, 0x3C003C00U, 0x3C003C00U, 0x44004400U, 0x44004400U, b[j][0], b[j][1]);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const std::uint32_t at = values + static_cast<std::uint32_t>(j * 4 * D) + static_cast<std::uint32_t>(v) * 32 * kVector +
@@ -465,7 +523,7 @@ class WarpAttention {
   TileRing ring_;
   State state_;
   float out_[kTiles<D>][4];
-  float weight_[4];
+  float weight_[4];  // sum of the weights of digits; `int2`: [0], [1] the sum of P times lo
 };
 
 // Marks the row of a part in which the warp has nothing to do.
@@ -475,9 +533,9 @@ __device__ __forceinline__ void store_empty(const DecodeParams& p, std::uint32_t
   }
 }
 
-template <int D, bool kWide, bool kMean>
+template <int D, bool kWide, bool kMean, bool kInt2>
 __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __grid_constant__ DecodeParams p) {
-  extern __shared__ __align__(1024) std::uint8_t shared[];
+  std::uint8_t* shared = dynamic_shared();
   let_successor_start();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -487,9 +545,9 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
   const std::uint32_t base = shared_address(shared);
   // Neighbours on the line go to different multiprocessors, so that all of them are busy when there is little to do.
   const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
-  WarpAttention<D, kWide, kMean> attention(
+  WarpAttention<D, kWide, kMean, kInt2> attention(
       p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes, lane, worker);
-  for (int n = thread; n < 256; n += warps * 32) {
+  for (int n = thread; !kInt2 && n < 256; n += warps * 32) {
     auto* gains = reinterpret_cast<float*>(shared);
     gains[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
     const int value = n % paged::kValueGains;  // above it is the pattern
@@ -525,12 +583,12 @@ __global__ void __maxnreg__((kAttendRegisters<D, kMean>)) attend_kernel(const __
     for (int head = 0; head < p.heads && at.begin < end; ++head) {
       const std::uint32_t part = kHeadParts * static_cast<std::uint32_t>(sequence * p.heads + head);
       const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * unit_cost;
-      const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost(p, head);
+      const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost<kInt2>(p, head);
       attend(
           at.begin, t.exact_blocks(), unit_cost, [&](int) { return part; },
           [&](int first, int last) { attention.attend_exact(sequence, head, t, first, last); });
       attend(
-          at.begin + exact, t.pages(), page_cost(p, head),
+          at.begin + exact, t.pages(), page_cost<kInt2>(p, head),
           [&](int i) { return part + 1U + static_cast<std::uint32_t>(t.series_of(i)); },
           [&](int first, int last) { attention.attend_coded(sequence, head, t, first, last); });
       at.begin += exact + coded;

@@ -58,7 +58,7 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group, int quer
   const int most_slots = std::max(layer.max_slots, layer.head_dim);  // exact queries use the same place
   p.query_bytes = unsigned_of(most_slots / 16 * p.lanes * 8);
   for (int h = 0; h < layer.n_head_kv; ++h)
-    p.pages_cost += unsigned_of(p.subgroups) * paged::head_bytes(layer.slots[h], layer.head_dim) / kCostUnit;
+    p.pages_cost += unsigned_of(p.subgroups) * paged::head_bytes(layer.slots[h], layer.head_dim, layer.codec) / kCostUnit;
   return p;
 }
 
@@ -98,7 +98,10 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   p.out = static_cast<__half*>(args.out);
   p.lse = args.lse;
   bool fits = true;
-  check(launch_decode(p, current_device(), stream, &fits), "the launch of a decode");
+  const bool int2 = p.layer.codec == paged::PageCodec::int2;
+  check(int2 ? launch_decode_int2(p, current_device(), stream, &fits)
+             : launch_decode_spectral(p, current_device(), stream, &fits),
+        "the launch of a decode");
   if (!fits) fail("cuda decode: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
 }
 

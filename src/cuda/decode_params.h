@@ -51,11 +51,13 @@ struct DecodeParams {
   float2* partial_sum;         // [parts + workers][stride_heads] (maximum, sum) in the base-2 logarithm
 };
 
-// Per virtual head: [0] factor of key gains, [8 + h] start of the accumulators, [16 + h] constant logit.
-inline constexpr int kHeaderFloats = 24;
+// Per virtual head: [0] factor of key gains or steps, [8 + h] start of the accumulators, [16 + h] constant logit, [24 + h] sum
+// of the inner query's coordinates (of `int2`).
+inline constexpr int kHeaderFloats = 32;
 
 // Enqueues the three kernels. What follows from the device (stages, warps) is filled in. *fits: whether the layer's tiles fit
 // the device's shared memory; nothing is launched where they do not.
-cudaError_t launch_decode(DecodeParams& params, const DeviceLimits& device, cudaStream_t stream, bool* fits);
+cudaError_t launch_decode_spectral(DecodeParams& params, const DeviceLimits& device, cudaStream_t stream, bool* fits);
+cudaError_t launch_decode_int2(DecodeParams& params, const DeviceLimits& device, cudaStream_t stream, bool* fits);
 
 }  // namespace oscar::cuda

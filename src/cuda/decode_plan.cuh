@@ -24,8 +24,10 @@ inline constexpr float kValueScale = 4096.0F;  // P times V's gain is below 2 * 
 __device__ __forceinline__ std::uint32_t exact_cost(const DecodeParams& p) {
   return static_cast<std::uint32_t>(p.layer.head_dim) * 2 * 2 * kBlockTokens / kCostUnit;
 }
+template <bool kInt2>
 __device__ __forceinline__ std::uint32_t page_cost(const DecodeParams& p, int head) {
-  return paged::head_bytes(p.layer.slots[head / p.subgroups], p.layer.head_dim) / kCostUnit;
+  constexpr auto kCodec = kInt2 ? paged::PageCodec::int2 : paged::PageCodec::spectral;
+  return paged::head_bytes(p.layer.slots[head / p.subgroups], p.layer.head_dim, kCodec) / kCostUnit;
 }
 __device__ __forceinline__ Tiers tiers(const DecodeParams& p, int sequence) {
   return paged::tiers_of(__ldg(p.lengths + sequence), p.sink, p.recent, p.queries);

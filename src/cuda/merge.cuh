@@ -1,6 +1,8 @@
 // Third kernel of a decode: the partial results of a query row become its output. One block per sequence, query and head.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/decode_plan.cuh"
 #include "cuda/prepare.cuh"
 
@@ -33,6 +35,7 @@ __device__ __forceinline__ void turn_back(float (&x)[kValues], int lane) {
 }
 
 // Where the partial results of a virtual head stand; lane i < kHeadParts knows those of part i.
+template <bool kInt2>
 struct PartRows {
   int count;             // of all parts
   int end;               // of the lane's part, counted over all parts
@@ -44,9 +47,9 @@ struct PartRows {
     const Tiers t = tiers(p, sequence);
     const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * exact_cost(p);
     std::uint32_t from = sequence_begin(p, sequence, lane);
-    for (int h = 0; h < head; ++h) from += exact + static_cast<std::uint32_t>(t.pages()) * page_cost(p, h);
+    for (int h = 0; h < head; ++h) from += exact + static_cast<std::uint32_t>(t.pages()) * page_cost<kInt2>(p, h);
     std::uint32_t length = lane == 0 ? exact : 0;
-    const std::uint32_t cost = page_cost(p, head);
+    const std::uint32_t cost = page_cost<kInt2>(p, head);
     if (lane > 0) from += exact;
 #pragma unroll
     for (int series = 0; series < paged::kPatterns; ++series) {
@@ -74,12 +77,44 @@ struct PartRows {
   }
 };
 
+// Of `int2`: sums of coded values, rotated, and of their weights, of each warp.
 template <int D>
+struct RotatedSums {
+  float out[kMergeWarps][D];
+  float weight[kMergeWarps];
+  float all[D];
+  float turned[D];  // in the model's basis
+
+  // By all threads; factor(w): what the sums of warp w are multiplied by.
+  template <class Factor>
+  __device__ void finish(const LayerView& layer, int kv, int warps, Factor&& factor) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int threads = 32 * warps;
+    float total = 0;
+    for (int w = 0; w < warps; ++w) total += factor(w) * weight[w];
+    for (int d = thread; d < D; d += threads) {
+      all[d] = 0;
+      for (int w = 0; w < warps; ++w) all[d] = fmaf(factor(w), out[w][d], all[d]);
+    }
+    __syncthreads();
+    const float* matrix = layer.value_output + static_cast<std::int64_t>(kv) * D * D;
+    for (int d = thread; d < D; d += threads) {
+      float sum = layer.value_mean != nullptr ? total * layer.value_mean[kv * D + d] : 0.0F;
+#pragma unroll 16
+      for (int i = 0; i < D; ++i) sum = fmaf(all[i], __ldg(matrix + i * D + d), sum);
+      turned[d] = sum;
+    }
+    __syncthreads();
+  }
+};
+
+template <int D, bool kInt2>
 __global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid_constant__ DecodeParams p) {
   const int warps = static_cast<int>(blockDim.x) / 32;
   constexpr int kValues = D / 32;  // of a lane
   __shared__ float outs[kMergeWarps][D];
   __shared__ float2 sums[kMergeWarps];
+  __shared__ std::conditional_t<kInt2, RotatedSums<D>, char> rotated_sums;
 
   const int n_head = p.layer.n_head_kv * p.group;
   const int sequence = static_cast<int>(blockIdx.x) / n_head / p.queries;
@@ -92,16 +127,16 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid
   const int lane = thread % 32;
   const int warp = thread / 32;
 
-  const PartRows rows(p, sequence, head, lane);
+  const PartRows<kInt2> rows(p, sequence, head, lane);
   const int first_pattern = tiers(p, sequence).first_page() % paged::kPatterns;  // of the first series
   std::uint32_t negative = 0;  // bit kValues * pattern + v: sign of the lane's value v
 #pragma unroll
-  for (int pattern = 0; pattern < paged::kPatterns; ++pattern) {
+  for (int pattern = 0; !kInt2 && pattern < paged::kPatterns; ++pattern) {
     const float* signs = p.layer.value_signs + (pattern * p.layer.n_head_kv + kv) * D + lane * kValues;
 #pragma unroll
     for (int v = 0; v < kValues; ++v) negative |= (__float_as_uint(signs[v]) >> 31) << (kValues * pattern + v);
   }
-  const float unit = p.layer.value_unit[kv] * rsqrtf(static_cast<float>(D));
+  const float unit = kInt2 ? 1.0F : p.layer.value_unit[kv] * rsqrtf(static_cast<float>(D));
   wait_for_predecessor();
 
   // Each warp merges rows that follow each other, several on their way at once.
@@ -111,8 +146,18 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid
   float total = 0;
   float out[kValues] = {};       // in the model's basis
   float part_sum[kValues] = {};  // in that of the part
+  float rotated[kInt2 ? kValues : 1] = {};
+  float coded_total = 0;
   int part = 0;
   const auto finish_part = [&] {
+    if constexpr (kInt2) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        (part > 0 ? rotated[v] : out[v]) += part_sum[v];
+        part_sum[v] = 0;
+      }
+      return;
+    }
     if (part > 0) {
       turn_back(part_sum, lane);
       const std::uint32_t bits = negative >> ((first_pattern + part - 1) % paged::kPatterns * kValues);
@@ -155,10 +200,13 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid
         for (int v = 0; v < kValues; ++v) {
           out[v] *= factor;
           part_sum[v] *= factor;
+          if constexpr (kInt2) rotated[v] *= factor;
         }
+        if constexpr (kInt2) coded_total *= factor;
       }
       const float weight = exp2f(sum[k].x - most);
       total += weight * sum[k].y;
+      if constexpr (kInt2) coded_total += part > 0 ? weight * sum[k].y : 0.0F;
 #pragma unroll
       for (int v = 0; v < kValues; ++v) part_sum[v] = fmaf(weight, values[k][v], part_sum[v]);
     }
@@ -168,16 +216,26 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid
 #pragma unroll
   for (int v = 0; v < kValues; ++v) outs[warp][lane * kValues + v] = out[v];
   if (lane == 0) sums[warp] = make_float2(most, total);
+  if constexpr (kInt2) {
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) rotated_sums.out[warp][lane * kValues + v] = rotated[v];
+    if (lane == 0) rotated_sums.weight[warp] = coded_total;
+  }
   __syncthreads();
-  if (warp != 0) return;
-
   most = sink;
   for (int w = 0; w < warps; ++w) most = fmaxf(most, sums[w].x);
+  const auto factor_of = [&](int w) { return sums[w].y > 0.0F ? exp2f(sums[w].x - most) : 0.0F; };
+  if constexpr (kInt2) rotated_sums.finish(p.layer, kv, warps, factor_of);
+  if (warp != 0) return;
+
   total = most > -INFINITY ? exp2f(sink - most) : 0.0F;
 #pragma unroll
-  for (int v = 0; v < kValues; ++v) out[v] = 0.0F;
+  for (int v = 0; v < kValues; ++v) {
+    out[v] = 0.0F;
+    if constexpr (kInt2) out[v] = rotated_sums.turned[lane * kValues + v];
+  }
   for (int w = 0; w < warps; ++w) {
-    const float weight = sums[w].y > 0.0F ? exp2f(sums[w].x - most) : 0.0F;
+    const float weight = factor_of(w);
     total += weight * sums[w].y;
 #pragma unroll
     for (int v = 0; v < kValues; ++v) out[v] = fmaf(weight, outs[w][lane * kValues + v], out[v]);

@@ -129,8 +129,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
       for (int d = lane; d < D; d += 32) logit += q[head][d] * constant[d];
       logit = warp_sum(logit);
       if (lane == 0) {
-        header[8 + head] = -1.5F * centre * 0x1p-24F;
+        // Codes of `int2` are not centred: lo stands for code 0.
+        header[8 + head] = layer.codec == paged::PageCodec::int2 ? 0.0F : -1.5F * centre * 0x1p-24F;
         header[16 + head] = logit * scale;
+        header[24 + head] = centre / unit;
       }
     }
 

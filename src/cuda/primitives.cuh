@@ -9,6 +9,11 @@
 
 namespace oscar::cuda {
 
+// The shared memory that a launch gives a block.
+__device__ __forceinline__ std::uint8_t* dynamic_shared() {
+  extern __shared__ __align__(1024) std::uint8_t dynamic_shared_bytes[];
+  return dynamic_shared_bytes;
+}
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }

@@ -47,6 +47,9 @@ TEST(AppendHost, WhatTheKernelCannotServeIsRefused) {
   EXPECT_THAT(message([](AppendArgs& a) { a.v = nullptr; }), HasSubstr("a tensor is missing"));
   EXPECT_THAT(message([](AppendArgs& a) { a.page_table = nullptr; }), HasSubstr("a tensor is missing"));
   EXPECT_THAT(message([](AppendArgs& a) { a.block_table.ids = nullptr; }), HasSubstr("a tensor is missing"));
+  layer.codec = paged::PageCodec::int2;
+  EXPECT_THAT(message([](AppendArgs&) {}), HasSubstr("the encoder is of another codec"));
+  layer.codec = paged::PageCodec::spectral;
   layer.head_dim = 96;
   EXPECT_THAT(message([](AppendArgs&) {}), HasSubstr("head_dim is 96"));
 }

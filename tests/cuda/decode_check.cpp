@@ -1,12 +1,13 @@
 // Compares the device's decode attention with the double-precision reference on sizes that are awkward on purpose. Needs a GPU,
-// so it is a program of its own and no test of ctest. usage: decode_check [--quick]      --quick: small cases only (for
-// compute-sanitizer)
+// so it is a program of its own and no test of ctest.
+// usage: decode_check [--quick] [--only TEXT]      --quick: small cases only (for compute-sanitizer)
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <numeric>
-#include <string_view>
+#include <string>
 #include <thread>
 
 #include "cuda/runtime.h"
@@ -35,31 +36,34 @@ struct Case {
   WorldShape shape;
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
   test::Wide wide = test::Wide::none;
+  bool int2 = false;         // as many heads as slots says
+  bool values_mean = false;  // of `int2`
 };
 
 class OnDevice {
  public:
   OnDevice(const PagedWorld& world, std::size_t far_bytes, test::Wide wide = test::Wide::none)
-      : tables_(world.tables()),
+      : tables_(world.int2_tables() != nullptr ? std::make_unique<cuda::LayerTables>(*world.int2_tables())
+                                               : std::make_unique<cuda::LayerTables>(world.tables())),
         q_(world.q),
         blocks_(world.blocks),
         lengths_(world.shape().lengths),
         page_table_(world.page_table, test::wide_pages(wide), first_page(world, far_bytes)),
         block_table_(world.block_table, test::wide_blocks(wide)),
         sinks_(world.sinks) {
-    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const std::size_t page_bytes = world.layout().page_bytes;
     const std::int32_t first = first_page(world, far_bytes);
     pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
     check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
                      cudaMemcpyHostToDevice),
           "cudaMemcpy");
     const auto batch = static_cast<int>(world.shape().lengths.size());
-    const std::size_t rows = world.q.size() / test::size_of(world.tables().layout.head_dim);
+    const std::size_t rows = world.q.size() / test::size_of(world.layout().head_dim);
     out_ = DeviceArray<std::uint16_t>(world.q.size());
     lse_ = DeviceArray<float>(rows);
     workspace_ = DeviceArray<std::uint8_t>(
-        cuda::decode_workspace_bytes(tables_.view(), batch, world.shape().group, world.shape().queries));
-    args_.layer = &tables_.view();
+        cuda::decode_workspace_bytes(tables_->view(), batch, world.shape().group, world.shape().queries));
+    args_.layer = &tables_->view();
     args_.batch = batch;
     args_.group = world.shape().group;
     args_.queries = world.shape().queries;
@@ -95,11 +99,11 @@ class OnDevice {
 
  private:
   static std::int32_t first_page(const PagedWorld& world, std::size_t far_bytes) {
-    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const std::size_t page_bytes = world.layout().page_bytes;
     return static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
   }
 
-  cuda::LayerTables tables_;
+  std::unique_ptr<cuda::LayerTables> tables_;
   DeviceArray<std::uint16_t> q_, blocks_, out_;
   DeviceArray<std::int32_t> lengths_;
   test::DeviceIds page_table_, block_table_;
@@ -116,8 +120,8 @@ struct Errors {
 
 Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, const std::vector<float>& lse) {
   const paged::DecodeProblem problem = world.problem();
-  const int heads = world.tables().layout.n_head_kv * problem.group;
-  const int dim = world.tables().layout.head_dim;
+  const int heads = world.layout().n_head_kv * problem.group;
+  const int dim = world.layout().head_dim;
   const int each = heads * problem.queries;  // rows of a sequence
   std::vector<paged::DecodeRow> rows(test::size_of(problem.batch * each));
   std::atomic<int> next = 0;
@@ -166,8 +170,14 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
 }
 
 bool run_case(const Case& c, bool quick) {
-  const paged::SpectralTables tables = test::random_tables(c.dim, c.slots, c.mean, 7);
-  const PagedWorld world(tables, c.shape, 11);
+  paged::SpectralTables tables;
+  paged::Int2Tables int2_tables;
+  if (c.int2) {
+    int2_tables = test::random_int2_tables(c.dim, static_cast<int>(c.slots.size()), c.mean, c.values_mean, 7);
+  } else {
+    tables = test::random_tables(c.dim, c.slots, c.mean, 7);
+  }
+  const PagedWorld world = c.int2 ? PagedWorld(int2_tables, c.shape, 11) : PagedWorld(tables, c.shape, 11);
   OnDevice device(world, c.far_bytes, c.wide);
   device.run();
   check(cudaDeviceSynchronize(), c.name);
@@ -242,7 +252,26 @@ std::vector<Case> cases(bool quick) {
   add("D 64, 3 queries, group 4", 64, {64, 112}, 0, {4, 16, 40, {3, 2, 58, 59, 130, 105}, 0, true, 3});
   add("D 128, ids of 64 bits", 128, uneven, 1, {4, 64, 256, {0, 650, 400, 1300}});
   list.back().wide = test::Wide::both;
+  const auto add_int2 = [&](const char* name, int dim, int heads, double mean, WorldShape shape, bool values_mean = false,
+                            std::size_t far = 0) {
+    add(name, dim, std::vector<int>(test::size_of(heads), dim), mean, std::move(shape), far);
+    list.back().int2 = true;
+    list.back().values_mean = values_mean;
+  };
+  add_int2("int2, D 128, window borders", 128, 2, 0, {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 383, 384, 385, 700}});
+  add_int2("int2, D 64, group 3, both means", 64, 3, 1, {3, 16, 40, {700, 0, 97, 1000}, 0, true}, true);
+  add_int2("int2, D 128, 3 queries, group 4, mean", 128, 2, 1, {4, 64, 256, {2, 320, 700, 385}, 0, false, 3, 2.5F}, true);
+  add_int2("int2, D 256, group 2", 256, 1, 1, {2, 64, 256, {900, 64}}, true);
   if (quick) return list;
+  add_int2("int2, D 128, batch 17, ragged", 128, 8, 1,
+           {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}}, true);
+  add_int2("int2, D 128, batch 17, no mean", 128, 8, 0,
+           {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
+  add_int2("int2, D 128, group 16", 128, 2, 0, {16, 64, 256, {5000, 3}}, true);
+  add_int2("int2, D 128, 8 queries, no sink", 128, 2, 1, {4, 0, 1, {700, 4001, 9}, 0, true, 8});
+  add_int2("int2, D 64, batch 40, short", 64, 2, 1, {4, 64, 256, std::vector<std::int32_t>(40, 600)}, true);
+  add_int2("int2, D 256, group 8, mean", 256, 2, 1, {8, 64, 256, {6000, 401}});
+  add_int2("int2, D 128, pages past 2^32 bytes", 128, 8, 0, {4, 64, 256, {3000, 2000}}, false, 5'000'000'000);
   add("D 128, page ids of 64 bits", 128, uneven, 1, {4, 64, 256, {0, 6500, 333, 1300}});
   list.back().wide = test::Wide::pages;
   add("D 128, batch 17, ragged", 128, eight, 1,
@@ -274,11 +303,19 @@ std::vector<Case> cases(bool quick) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+  bool quick = false;
+  std::string only;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--quick") quick = true;
+    if (flag == "--only" && i + 1 < argc) only = argv[++i];
+  }
   int failed = 0;
   try {
-    for (const Case& c : cases(quick)) failed += static_cast<int>(!run_case(c, quick));
-    failed += static_cast<int>(!run_graph());
+    for (const Case& c : cases(quick)) {
+      if (std::string(c.name).find(only) != std::string::npos) failed += static_cast<int>(!run_case(c, quick));
+    }
+    if (only.empty()) failed += static_cast<int>(!run_graph());
   } catch (const std::exception& e) {
     std::fprintf(stderr, "decode_check: error: %s\n", e.what());
     return 1;

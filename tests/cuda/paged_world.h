@@ -75,6 +75,29 @@ inline paged::SpectralTables random_tables(int dim, const std::vector<int>& slot
   return t;
 }
 
+// The same of codec `int2`. values_mean: whether values have a mean.
+inline paged::Int2Tables random_int2_tables(int dim, int heads, double mean_size, bool values_mean, unsigned seed) {
+  const paged::SpectralTables like = random_tables(dim, std::vector<int>(size_of(heads), dim), mean_size, seed);
+  std::mt19937 rng(seed + 1);
+  std::normal_distribution<float> normal;
+  paged::Int2Tables t;
+  static_cast<paged::KeyTables&>(t) = like;
+  t.layout = paged::PageLayout::int2(dim, heads);
+  for (int h = 0; h < heads; ++h) {
+    for (int i = 0; i < dim; ++i) t.slot_source[size_of(h)][size_of(i)] = static_cast<std::uint16_t>(i);
+    MatrixF output(dim, dim);
+    for (Eigen::Index i = 0; i < output.size(); ++i) output.data()[i] = normal(rng) / std::sqrt(static_cast<float>(dim));
+    t.value_output.push_back(output);
+    for (Eigen::Index i = 0; i < output.size(); ++i)
+      t.query[size_of(h)].data()[i] = 2.5F * normal(rng) / std::sqrt(static_cast<float>(dim));
+  }
+  if (values_mean) {
+    t.value_mean.resize(heads, dim);
+    for (Eigen::Index i = 0; i < t.value_mean.size(); ++i) t.value_mean.data()[i] = normal(rng);
+  }
+  return t;
+}
+
 struct WorldShape {
   int group = 4;
   int sink = 64, recent = 256;
@@ -88,7 +111,15 @@ struct WorldShape {
 // Host copy of everything a decode reads. Unused table entries are -1, unused exact rows NaN, unused codes random.
 class PagedWorld {
  public:
-  PagedWorld(const paged::SpectralTables& tables, WorldShape shape, unsigned seed) : tables_(tables), shape_(std::move(shape)) {
+  PagedWorld(const paged::SpectralTables& tables, WorldShape shape, unsigned seed)
+      : PagedWorld(tables, &tables, nullptr, std::move(shape), seed) {}
+  PagedWorld(const paged::Int2Tables& tables, WorldShape shape, unsigned seed)
+      : PagedWorld(tables, nullptr, &tables, std::move(shape), seed) {}
+
+ private:
+  PagedWorld(const paged::KeyTables& tables, const paged::SpectralTables* spectral, const paged::Int2Tables* int2,
+             WorldShape shape, unsigned seed)
+      : tables_(tables), spectral_(spectral), int2_(int2), shape_(std::move(shape)) {
     using paged::kBlockTokens;
     using paged::kPageTokens;
     std::mt19937 rng(seed);
@@ -121,7 +152,12 @@ class PagedWorld {
     }
     for (int i = 0; i < n_pages; ++i) {
       const int number = i % page_columns;  // in its sequence
-      fill_gains(tables.layout, number, pages.data() + size_of(page_ids[size_of(i)]) * tables.layout.page_bytes, rng);
+      std::uint8_t* page = pages.data() + size_of(page_ids[size_of(i)]) * tables.layout.page_bytes;
+      if (int2_ != nullptr) {
+        fill_grids(i / page_columns, number, page, rng);
+      } else {
+        fill_gains(tables.layout, number, page, rng);
+      }
     }
     blocks.assign(size_of(n_blocks) * size_of(heads) * paged::exact_head_values(dim), 0x7E00);
     for (int b = 0; b < batch; ++b) {
@@ -135,9 +171,11 @@ class PagedWorld {
     }
   }
 
+ public:
   [[nodiscard]] paged::DecodeProblem problem() const {
     paged::DecodeProblem p;
-    p.tables = &tables_;
+    p.tables = spectral_;
+    p.int2_tables = int2_;
     p.batch = static_cast<int>(shape_.lengths.size());
     p.group = shape_.group;
     p.sink = shape_.sink;
@@ -158,7 +196,9 @@ class PagedWorld {
   }
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(tables_.layout.head_dim)); }
   [[nodiscard]] const WorldShape& shape() const { return shape_; }
-  [[nodiscard]] const paged::SpectralTables& tables() const { return tables_; }
+  [[nodiscard]] const paged::PageLayout& layout() const { return tables_.layout; }
+  [[nodiscard]] const paged::SpectralTables& tables() const { return *spectral_; }
+  [[nodiscard]] const paged::Int2Tables* int2_tables() const { return int2_; }
 
   std::vector<std::uint16_t> q, blocks;
   std::vector<std::uint8_t> pages;
@@ -167,6 +207,24 @@ class PagedWorld {
   int page_columns = 0, ring = 0, n_pages = 0, n_blocks = 0;
 
  private:
+  // Codes of about unit size, steps that differ by a factor of 8; NaN where a token is not read as a code.
+  void fill_grids(int sequence, int number, std::uint8_t* page, std::mt19937& rng) const {
+    const paged::Tiers tiers = paged::tiers_of(shape_.lengths[size_of(sequence)], shape_.sink, shape_.recent, shape_.queries);
+    std::uniform_real_distribution<float> size(-1.5F, 1.5F), shift(-2.0F, -1.0F);
+    for (int h = 0; h < layout().n_head_kv; ++h) {
+      std::uint8_t* grids =
+          page + layout().head_offset[size_of(h)] + paged::key_bytes(layout().head_dim) + paged::value_bytes(layout().head_dim);
+      for (int token = 0; token < 2 * paged::kPageTokens; ++token) {
+        const int position = number * paged::kPageTokens + token % paged::kPageTokens;
+        const float step = std::exp2(size(rng));
+        std::uint16_t grid[2] = {float_to_half(step), float_to_half(step * shift(rng))};
+        if (position < tiers.sink_end || position >= tiers.coded_end) grid[0] = grid[1] = 0x7E00;
+        __builtin_memcpy(grids + token / paged::kPageTokens * paged::row_data_bytes(paged::PageCodec::int2) +
+                             paged::grid_byte(token % paged::kPageTokens),
+                         grid, sizeof grid);
+      }
+    }
+  }
   void fill_exact(int sequence, int n, const std::vector<std::int32_t>& ids, std::normal_distribution<float>& normal,
                   std::mt19937& rng) {
     const paged::Tiers tiers = paged::tiers_of(n, shape_.sink, shape_.recent, shape_.queries);
@@ -189,7 +247,9 @@ class PagedWorld {
     }
   }
 
-  const paged::SpectralTables& tables_;
+  const paged::KeyTables& tables_;
+  const paged::SpectralTables* spectral_;
+  const paged::Int2Tables* int2_;
   WorldShape shape_;
 };
 

@@ -49,6 +49,9 @@ TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
   refused([](PrefillArgs& a) { a.page_columns = 0; }, "the page table has no columns");
   refused([](PrefillArgs& a) { a.k_stride = 1020; }, "rows begin every 1020 values");
   refused([](PrefillArgs& a) { a.v_stride = 1028; }, "rows begin every 1028 values");
+  layer.codec = paged::PageCodec::int2;
+  EXPECT_THAT(message(good), testing::HasSubstr("pages of codec int2"));
+  layer.codec = paged::PageCodec::spectral;
   layer.head_dim = 256;
   EXPECT_THAT(message(good), testing::HasSubstr("head_dim is 256"));
 }

@@ -19,7 +19,6 @@
 
 namespace oscar::paged {
 struct Int2Tables;
-struct KeyTables;
 struct SpectralTables;
 }  // namespace oscar::paged
 
