@@ -48,17 +48,19 @@ bool i8mm_usable() { return false; }
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> tables;
-  [[maybe_unused]] const auto offer = [&](const Kernels* table, bool usable) {
-    if (table != nullptr && usable) tables.push_back(table);
+  // Not even the function that makes a table may run on a processor without its instructions.
+  [[maybe_unused]] const auto offer = [&](const Kernels* (*make_table)(), bool usable) {
+    const Kernels* table = usable ? make_table() : nullptr;
+    if (table != nullptr) tables.push_back(table);
   };
 #if defined(__x86_64__)
-  offer(avx512_kernels(), avx512_usable());
-  offer(avxvnni_kernels(), avxvnni_usable());
-  offer(avx2_kernels(), avx2_usable());
+  offer(avx512_kernels, avx512_usable());
+  offer(avxvnni_kernels, avxvnni_usable());
+  offer(avx2_kernels, avx2_usable());
 #elif defined(__aarch64__)
-  offer(neon_i8mm_kernels(), i8mm_usable());
-  offer(neon_dotprod_kernels(), dotprod_usable());
-  offer(neon_kernels(), true);
+  offer(neon_i8mm_kernels, i8mm_usable());
+  offer(neon_dotprod_kernels, dotprod_usable());
+  offer(neon_kernels, true);
 #endif
   tables.push_back(&scalar_kernels());
   return tables;

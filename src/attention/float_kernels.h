@@ -183,16 +183,62 @@ struct FloatKernels {
   template <int C>
   static void multiply_columns(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb,
                                float* c, std::int64_t ldc, bool accumulate) {
-    constexpr int kMost = V::kRegisters / (C + 1) < 6 ? V::kRegisters / (C + 1) : 6;
-    // In blocks of nearly equal height: a last block of one row would wait for its few sums.
-    const int blocks = (rows + kMost - 1) / kMost;
+    in_blocks<V::kRegisters / (C + 1)>(rows, [&](int r, auto height) {
+      multiply_block<decltype(height)::value, C>(a + r * lda, lda, depth, b, ldb, c + r * ldc, ldc, accumulate);
+    });
+  }
+
+  static void multiply(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols,
+                       float* c, std::int64_t ldc, bool accumulate) {
+    // Wide blocks suit few rows; many rows want height, and no less than a panel's width.
+    const int wide = (rows <= V::kRegisters / 5 || 2 * kWidth < kPanel) ? 4 : 2;
+    int n = 0;
+    for (; n + wide * kWidth <= cols; n += wide * kWidth) {
+      if (wide == 4) {
+        multiply_columns<4>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+      } else {
+        multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+      }
+    }
+    for (; n + 2 * kWidth <= cols; n += 2 * kWidth)
+      multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+    for (; n < cols; n += kWidth) multiply_columns<1>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+  }
+
+  static void project(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b) {
+    in_blocks<V::kRegisters / (2 * kLane / kWidth) - 2>(
+        rows, [&](int r, auto height) { project_rows<decltype(height)::value>(a + r * lda, lda, part, depth, b); });
+  }
+
+  static void mirrored_multiply(const float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b,
+                                float* s) {
+    // Two vectors of either kind at a time.
+    constexpr int kStep = 2 * kWidth;
+    static_assert(kTile / 2 % kStep == 0);
+    for (int j = 0; j < kTile / 2; j += kStep) {
+      in_blocks<V::kRegisters / 5>(rows, [&](int r, auto height) {
+        mirrored_rows<decltype(height)::value>(a + r * lda, lda, part, depth, b + j, s + r * kTile + kTile / 2 + j,
+                                               s + r * kTile + kTile / 2 - j - kWidth);
+      });
+    }
+  }
+
+ private:
+  template <int R>
+  struct Rows {
+    static constexpr int value = R;
+  };
+
+  // Calls f(first row, Rows<height>) for blocks of nearly equal height, at most `kMost` and 6: a last block of one row would
+  // wait for its few sums.
+  template <int kMost, class F>
+  static void in_blocks(int rows, F f) {
+    constexpr int kHighest = kMost < 6 ? kMost : 6;
+    const int blocks = (rows + kHighest - 1) / kHighest;
     for (int block = 0, r = 0; block < blocks; ++block) {
       const int height = (rows - r + blocks - block - 1) / (blocks - block);
       const auto with = [&](auto rows_of_block) {
-        constexpr int kHeight = decltype(rows_of_block)::value;
-        if constexpr (kHeight <= kMost) {
-          multiply_block<kHeight, C>(a + r * lda, lda, depth, b, ldb, c + r * ldc, ldc, accumulate);
-        }
+        if constexpr (decltype(rows_of_block)::value <= kHighest) f(r, rows_of_block);
       };
       switch (height) {
         case 6:
@@ -218,24 +264,75 @@ struct FloatKernels {
     }
   }
 
-  static void multiply(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols,
-                       float* c, std::int64_t ldc, bool accumulate) {
-    // Wide blocks suit few rows; many rows want height, and no less than a panel's width.
-    const int wide = (rows <= V::kRegisters / 5 || 2 * kWidth < kPanel) ? 4 : 2;
-    int n = 0;
-    for (; n + wide * kWidth <= cols; n += wide * kWidth) {
-      if (wide == 4) {
-        multiply_columns<4>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
-      } else {
-        multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+  template <int R>
+  static void project_rows(float* a, std::int64_t lda, std::int64_t part, int depth, const float* b) {
+    constexpr std::size_t kRows = R;
+    constexpr int kVectors = kLane / kWidth;
+    constexpr std::size_t kSums = 2 * kVectors;
+    Floats sums[kRows][kSums];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * kVectors; ++v) sums[r][v] = V::zero();
+    }
+    const float* odd = b + depth * kLane;
+    for (int i = 0; i < depth; ++i, b += kLane, odd += kLane) {
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const Floats re = V::all(a[r * lda + i]);
+        const Floats im = V::all(a[r * lda + part + i]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = V::multiply_add(re, V::load(b + v * kWidth), sums[r][v]);
+          sums[r][kVectors + v] = V::multiply_add(im, V::load(odd + v * kWidth), sums[r][kVectors + v]);
+        }
       }
     }
-    for (; n + 2 * kWidth <= cols; n += 2 * kWidth)
-      multiply_columns<2>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
-    for (; n < cols; n += kWidth) multiply_columns<1>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        V::store(a + r * lda + v * kWidth, sums[r][v]);
+        V::store(a + r * lda + part + v * kWidth, sums[r][kVectors + v]);
+      }
+    }
   }
 
- private:
+  template <int R>
+  static void mirrored_rows(const float* a, std::int64_t lda, std::int64_t part, int depth, const float* b, float* upper,
+                            float* lower) {
+    constexpr std::size_t kRows = R;
+    constexpr int kHalf = kTile / 2;
+    Floats even[kRows][2];
+    Floats odd[kRows][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = V::zero();
+    const float* c = b + depth * kHalf;
+    for (int i = 0; i < depth; ++i, b += kHalf, c += kHalf) {
+      const Floats b0 = V::load(b);
+      const Floats b1 = V::load(b + kWidth);
+      const Floats c0 = V::load(c);
+      const Floats c1 = V::load(c + kWidth);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const Floats re = V::all(a[r * lda + i]);
+        const Floats im = V::all(a[r * lda + part + i]);
+        even[r][0] = V::multiply_add(re, b0, even[r][0]);
+        even[r][1] = V::multiply_add(re, b1, even[r][1]);
+        odd[r][0] = V::multiply_add(im, c0, odd[r][0]);
+        odd[r][1] = V::multiply_add(im, c1, odd[r][1]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        V::store(upper + r * kTile + v * kWidth, V::add(even[r][v], odd[r][v]));
+        V::store(lower + r * kTile - v * kWidth, V::reverse(V::subtract(even[r][v], odd[r][v])));
+      }
+    }
+  }
+
   // R query rows against 4 keys: accumulators are lanes of the dot product, summed over lanes once per 4 keys.
   template <int R>
   static void dots_rows(const float* q, std::int64_t ldq, const float* k, std::int64_t ldk, int dim, float* s) {
@@ -263,11 +360,6 @@ struct FloatKernels {
       for (int r = 0; r < R; ++r) V::store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], s + r * kTile + j);
     }
   }
-
-  template <int R>
-  struct Rows {
-    static constexpr int value = R;
-  };
 };
 
 }  // namespace oscar::attention

@@ -49,6 +49,15 @@ struct Kernels {
   void (*multiply)(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols, float* c,
                    std::int64_t ldc, bool accumulate);
 
+  // In place, of parts p = 0 and 1: a[r * lda + p * part + n] = sum over i < depth of a[r * lda + p * part + i] *
+  // b[(p * depth + i) * kLane + n], n < kLane.
+  void (*project)(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b);
+
+  // Even and odd functions about the middle of a tile: for j < kTile / 2, with e and o (p = 0 and 1) = sum over i < depth of
+  // a[r * lda + p * part + i] * b[(p * depth + i) * kTile / 2 + j],
+  //   s[r * kTile + kTile / 2 + j] = e + o,  s[r * kTile + kTile / 2 - 1 - j] = e - o.
+  void (*mirrored_multiply)(const float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b, float* s);
+
   // In place, j < kTile: x = softcap * tanh(s[j] / softcap) if softcap != 0, else s[j]; s[j] = x + slope * bias[j], or -inf
   // where bias[j] is -inf. bias == nullptr: all 0. Returns the maximum.
   float (*logits)(float* s, const float* bias, float slope, float softcap);

@@ -62,6 +62,37 @@ void multiply(const float* a, std::int64_t lda, int rows, int depth, const float
   }
 }
 
+void project(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b) {
+  for (int r = 0; r < rows; ++r) {
+    for (int p = 0; p < 2; ++p) {
+      float* row = a + r * lda + p * part;
+      float sums[kLane] = {};
+      for (int i = 0; i < depth; ++i) {
+        for (int n = 0; n < kLane; ++n) sums[n] += row[i] * b[(p * depth + i) * kLane + n];
+      }
+      std::copy_n(sums, kLane, row);
+    }
+  }
+}
+
+void mirrored_multiply(const float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b, float* s) {
+  constexpr int kHalf = kTile / 2;
+  for (int r = 0; r < rows; ++r, a += lda, s += kTile) {
+    float even[kHalf] = {};
+    float odd[kHalf] = {};
+    for (int i = 0; i < depth; ++i) {
+      for (int j = 0; j < kHalf; ++j) {
+        even[j] += a[i] * b[i * kHalf + j];
+        odd[j] += a[part + i] * b[(depth + i) * kHalf + j];
+      }
+    }
+    for (int j = 0; j < kHalf; ++j) {
+      s[kHalf + j] = even[j] + odd[j];
+      s[kHalf - 1 - j] = even[j] - odd[j];
+    }
+  }
+}
+
 float logits(float* s, const float* bias, float slope, float softcap) {
   float max = kInvisible;
   for (int j = 0; j < kTile; ++j) {
@@ -188,9 +219,10 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 }  // namespace
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = {"scalar", widen,        mask_row,         dots,       transpose,       multiply,
-                                      logits,   exponentials, transpose_words,  interleave, look_up,         unpack_keys,
-                                      spread,   key_scores,   quantise_weights, value_sums, complex_multiply};
+  static constexpr Kernels kernels = {
+      "scalar",         widen,        mask_row,        dots,       transpose, multiply,    project, mirrored_multiply,
+      logits,           exponentials, transpose_words, interleave, look_up,   unpack_keys, spread,  key_scores,
+      quantise_weights, value_sums,   complex_multiply};
   return kernels;
 }
 

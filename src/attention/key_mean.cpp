@@ -2,6 +2,7 @@
 
 #include <Eigen/QR>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -11,16 +12,18 @@
 namespace oscar::attention {
 namespace {
 
+constexpr int kHalf = kTile / 2;
+
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
-// Chebyshev polynomials of degree < terms at the tokens of a tile.
-MatrixD chebyshev(int terms) {
-  MatrixD t(kTile, terms);
-  for (int j = 0; j < kTile; ++j) {
-    const double x = 2.0 * j / (kTile - 1) - 1.0;
-    for (int k = 0; k < terms; ++k) t(j, k) = (k == 0) ? 1.0 : (k == 1) ? x : 2.0 * x * t(j, k - 1) - t(j, k - 2);
+// Chebyshev polynomials over the second half of a tile, its middle at 0: kLane even ones, or the kLane odd ones.
+MatrixD chebyshev(bool odd) {
+  MatrixD t(kHalf, 2 * kLane);
+  for (int j = 0; j < kHalf; ++j) {
+    const double x = (j + 0.5) / (kHalf - 0.5);
+    for (int k = 0; k < 2 * kLane; ++k) t(j, k) = (k == 0) ? 1.0 : (k == 1) ? x : 2.0 * x * t(j, k - 1) - t(j, k - 2);
   }
-  return t;
+  return t(Eigen::all, Eigen::seqN(odd ? 1 : 0, kLane, 2));
 }
 
 }  // namespace
@@ -49,41 +52,43 @@ void RopeTable::make_phases() {
       }
     }
   }
+  to_middle_.reserve(size_of(2 * padded_pairs_));
+  for (int i = 0; i < n_pairs(); ++i) {
+    to_middle_.data()[i] = static_cast<float>(std::cos((kHalf - 0.5) * theta(i)));
+    to_middle_.data()[padded_pairs_ + i] = static_cast<float>(std::sin((kHalf - 0.5) * theta(i)));
+  }
 }
 
 void RopeTable::make_basis() {
-  const MatrixD polynomials = chebyshev(kTerms);
-  const Eigen::HouseholderQR<MatrixD> solver(polynomials);
-  MatrixD wave(kTile, 2);
-  MatrixD fit(kTerms, 2);
-  const auto fits = [&](int i) {
-    for (int j = 0; j < kTile; ++j) {
-      wave(j, 0) = std::cos(j * theta(i));
-      wave(j, 1) = -std::sin(j * theta(i));
-    }
-    fit = solver.solve(wave);
-    return (polynomials * fit - wave).cwiseAbs().maxCoeff() <= kFitError;
+  const std::array<MatrixD, 2> polynomials{chebyshev(false), chebyshev(true)};
+  const std::array<Eigen::HouseholderQR<MatrixD>, 2> solver{Eigen::HouseholderQR<MatrixD>(polynomials[0]),
+                                                            Eigen::HouseholderQR<MatrixD>(polynomials[1])};
+  MatrixD wave(kHalf, 1);  // what Re w or Im w of a pair is multiplied with, and its polynomials
+  MatrixD fit(kLane, 1);
+  const auto find = [&](std::size_t part, int i) {
+    for (int j = 0; j < kHalf; ++j) wave(j) = (part == 0) ? std::cos((j + 0.5) * theta(i)) : -std::sin((j + 0.5) * theta(i));
+    fit = solver[part].solve(wave);
+    return (polynomials[part] * fit - wave).cwiseAbs().maxCoeff() <= kFitError;
   };
-  while (n_fast_ < n_pairs() && !fits(n_fast_)) ++n_fast_;
+  while (n_fast_ < n_pairs() && !(find(0, n_fast_) && find(1, n_fast_))) ++n_fast_;
+  if (n_pairs() - n_fast_ <= kLane) n_fast_ = n_pairs();  // no fewer functions with polynomials
   const int slow = n_pairs() - n_fast_;
-  slow_real_.reserve(size_of(slow * kPanel));
-  slow_imag_.reserve(size_of(slow * kPanel));
-  for (int i = 0; i < slow; ++i) {
-    (void)fits(n_fast_ + i);
-    for (int k = 0; k < kTerms; ++k) {
-      slow_real_.data()[i * kPanel + k] = static_cast<float>(fit(k, 0));
-      slow_imag_.data()[i * kPanel + k] = static_cast<float>(fit(k, 1));
+  slow_.reserve(size_of(2 * slow * kLane));
+  basis_.reserve(size_of(2 * depth() * kHalf));
+  float* coefficient = slow_.data();
+  float* value = basis_.data();
+  for (const std::size_t part : {0U, 1U}) {
+    for (int i = 0; i < n_pairs(); ++i) {
+      (void)find(part, i);
+      if (i < n_fast_) {
+        for (int j = 0; j < kHalf; ++j) *value++ = static_cast<float>(wave(j));
+      } else {
+        for (int k = 0; k < kLane; ++k) *coefficient++ = static_cast<float>(fit(k));
+      }
     }
-  }
-  depth_ = 2 * n_fast_ + (slow > 0 ? kTerms : 0);
-  basis_.reserve(size_of(depth_ * kTile));
-  for (int j = 0; j < kTile; ++j) {
-    for (int i = 0; i < n_fast_; ++i) {
-      basis_.data()[i * kTile + j] = static_cast<float>(std::cos(j * theta(i)));
-      basis_.data()[(n_fast_ + i) * kTile + j] = static_cast<float>(-std::sin(j * theta(i)));
+    for (int k = 0; k < depth() - n_fast_; ++k) {
+      for (int j = 0; j < kHalf; ++j) *value++ = static_cast<float>(polynomials[part](j, k));
     }
-    for (int k = 0; k < depth_ - 2 * n_fast_; ++k)
-      basis_.data()[(2 * n_fast_ + k) * kTile + j] = static_cast<float>(polynomials(j, k));
   }
 }
 
@@ -102,23 +107,18 @@ void RopeTable::phase(const Kernels& kernels, std::int64_t t, float* out) const 
   }
 }
 
-void RopeTable::coefficients(const Kernels& kernels, const float* w, int rows, float* out) const {
-  const int ldw = 2 * padded_pairs_;
-  const int ldo = coefficient_ld();
-  // By fours: what is copied too much is overwritten by what follows.
-  constexpr int kStep = 4;
-  for (int r = 0; r < rows; ++r) {
-    for (const int part : {0, 1}) {
-      const float* from = w + r * ldw + part * padded_pairs_;
-      float* to = out + r * ldo + part * n_fast_;
-      for (int i = 0; i < n_fast_; i += kStep) std::memcpy(to + i, from + i, kStep * sizeof(float));
-    }
+void RopeTable::logits(const Kernels& kernels, float* w, const float* constant, int rows, float* s) const {
+  const int ld = 2 * padded_pairs_;
+  if (has_slow()) {
+    // Polynomials take the places of the first slow pairs.
+    kernels.project(w + n_fast_, ld, padded_pairs_, rows, n_pairs() - n_fast_, slow_.data());
+    for (int r = 0; r < rows; ++r) w[r * ld + n_fast_] += constant[r];
   }
-  const int slow = n_pairs() - n_fast_;
-  if (slow == 0) return;
-  kernels.multiply(w + n_fast_, ldw, rows, slow, slow_real_.data(), kPanel, kPanel, out + 2 * n_fast_, ldo, false);
-  kernels.multiply(w + padded_pairs_ + n_fast_, ldw, rows, slow, slow_imag_.data(), kPanel, kPanel, out + 2 * n_fast_, ldo,
-                   true);
+  kernels.mirrored_multiply(w, ld, padded_pairs_, rows, depth(), basis_.data(), s);
+  if (has_slow()) return;
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < kTile; ++j) s[r * kTile + j] += constant[r];
+  }
 }
 
 bool HeadMean::made_from(const KeyMean& mean) const {
@@ -186,9 +186,13 @@ void MeanTerm::start(const HeadMean& mean, const float* q, std::int64_t ldq, int
     for (std::size_t i = 0; i < mean.first.size(); ++i) {
       const float a = q[mean.first[i]];
       const float b = q[mean.second[i]];
-      w[i] = m[i] = a * mean.real[i] + b * mean.imag[i];
-      w[size_of(padded) + i] = a * mean.imag[i] - b * mean.real[i];
-      m[size_of(padded) + i] = -w[size_of(padded) + i];
+      const float re = a * mean.real[i] + b * mean.imag[i];
+      const float im = a * mean.imag[i] - b * mean.real[i];
+      const float* turn = mean.table->to_middle() + i;
+      m[i] = re;
+      m[size_of(padded) + i] = -im;
+      w[i] = re * turn[0] - im * turn[padded];
+      w[size_of(padded) + i] = re * turn[padded] + im * turn[0];
     }
   }
 }
@@ -204,20 +208,18 @@ const float* TilePhase::at(const Kernels& kernels, const RopeTable& of, std::int
 }
 
 void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) {
-  if (mean_->table == nullptr) {
-    std::fill_n(s, rows_ * kTile, 0.0F);
-  } else if (positions.run_start < 0) {
-    scattered(kernels, positions, s);
-  } else {
+  if (mean_->table != nullptr && positions.run_start >= 0) {
     const RopeTable& table = *mean_->table;
-    const int ld = 2 * table.padded_pairs();
-    turned_.reserve(size_of(rows_ * ld));
-    factors_.reserve(size_of(rows_ * table.coefficient_ld()));
+    turned_.reserve(size_of(rows_ * 2 * table.padded_pairs()));
     kernels.complex_multiply(w_.data(), rows_, phase.at(kernels, table, positions.run_start), table.padded_pairs(),
                              turned_.data());
-    table.coefficients(kernels, turned_.data(), rows_, factors_.data());
-    kernels.multiply(factors_.data(), table.coefficient_ld(), rows_, table.depth(), table.basis(), kTile, kTile, s, kTile,
-                     false);
+    table.logits(kernels, turned_.data(), constant_.data(), rows_, s);
+    return;
+  }
+  if (mean_->table == nullptr) {
+    std::fill_n(s, rows_ * kTile, 0.0F);
+  } else {
+    scattered(kernels, positions, s);
   }
   if (mean_->constant.empty()) return;
   for (int r = 0; r < rows_; ++r) {

@@ -2,9 +2,10 @@
 //
 // With w = conj(q) c over the pairs of coordinates (c the mean's pairs, q the query's), the logit at position t is
 //   Re sum_p w_p e^(i theta_p t).
-// For a tile of consecutive positions t = t0 + j, e^(i theta_p t0) goes into w and what is left is a product with a constant
-// matrix over j. Pairs that turn slowly are polynomials of low degree over a tile, so that matrix has a row per fast pair's
-// cosine and sine and a few Chebyshev polynomials for all the slow ones.
+// For a tile of consecutive positions, e^(i theta_p t) of its middle goes into w; what is left is a product with constant
+// functions over a tile. About its middle cosines are even and sines are odd: Re w only meets even functions, Im w only odd
+// ones, and both need to be summed over half of the tile only. Pairs that turn slowly are polynomials of low degree over a
+// tile, so there is one function of either kind per fast pair and a few Chebyshev polynomials for all the slow ones.
 //
 // e^(i theta t) is a product of table entries indexed by the base-64 digits of t: tables do not grow with the context, and the
 // value is a function of t alone (no recurrence whose rounding depends on where a task starts).
@@ -32,29 +33,30 @@ class RopeTable {
   // out [2 * padded_pairs]: real, then imaginary parts of e^(i theta t), t >= 0.
   void phase(const Kernels& kernels, std::int64_t t, float* out) const;
 
-  // Logits over a tile = coefficients [depth] x basis [depth][kTile].
-  [[nodiscard]] int depth() const { return depth_; }
-  [[nodiscard]] const float* basis() const { return basis_.data(); }
-  // w [rows][2 * padded_pairs] -> out [rows][coefficient_ld()].
-  [[nodiscard]] int coefficient_ld() const { return 2 * n_fast_ + kPanel; }
-  void coefficients(const Kernels& kernels, const float* w, int rows, float* out) const;
+  // [2 * padded_pairs]: e^(i theta (kTile - 1) / 2), from a tile's first position to its middle.
+  [[nodiscard]] const float* to_middle() const { return to_middle_.data(); }
+  // Even functions over a tile, and as many odd ones.
+  [[nodiscard]] int depth() const { return n_fast_ + (has_slow() ? kLane : 0); }
+  // s[r * kTile + j] from w [rows][2 * padded_pairs] at the tile's middle, which is used up; `constant` [rows] is added.
+  void logits(const Kernels& kernels, float* w, const float* constant, int rows, float* s) const;
 
  private:
   static constexpr int kRadix = kTile;
   static constexpr int kDigits = 6;  // 64^6 > every 32-bit position
-  static constexpr int kTerms = 12;  // Chebyshev polynomials
   static constexpr double kFitError = 2e-7;
 
   void make_phases();
   void make_basis();
+  [[nodiscard]] bool has_slow() const { return n_fast_ < n_pairs(); }
   [[nodiscard]] double theta(int i) const { return theta_[static_cast<std::size_t>(order_[static_cast<std::size_t>(i)])]; }
 
   std::vector<double> theta_;
   std::vector<int> order_;
-  int padded_pairs_ = 0, n_fast_ = 0, depth_ = 0;
-  FloatBuffer phases_;                 // [kDigits][kRadix][2 * padded_pairs]
-  FloatBuffer basis_;                  // [depth][kTile]
-  FloatBuffer slow_real_, slow_imag_;  // [n_pairs - n_fast][kPanel]: pair -> polynomials
+  int padded_pairs_ = 0, n_fast_ = 0;
+  FloatBuffer phases_;     // [kDigits][kRadix][2 * padded_pairs]
+  FloatBuffer to_middle_;  // [2 * padded_pairs]
+  FloatBuffer basis_;      // [even, odd][depth][kTile / 2]: fast pairs, then polynomials, over the second half of a tile
+  FloatBuffer slow_;       // [even, odd][n_pairs - n_fast][kLane]: pair -> polynomials
 };
 
 // One KV head's mean terms.
@@ -104,10 +106,10 @@ class MeanTerm {
 
   const HeadMean* mean_ = nullptr;
   int rows_ = 0;
-  std::vector<float> constant_;   // [rows]
-  FloatBuffer w_, mirrored_;      // [rows][2 * padded_pairs]; conj(w)
-  FloatBuffer turned_, factors_;  // of one tile
-  FloatBuffer phase_rows_;        // [kTile][2 * padded_pairs]
+  std::vector<float> constant_;  // [rows]
+  FloatBuffer w_, mirrored_;     // [rows][2 * padded_pairs]: w to_middle; conj(w)
+  FloatBuffer turned_;           // of one tile
+  FloatBuffer phase_rows_;       // [kTile][2 * padded_pairs]
 };
 
 }  // namespace oscar::attention

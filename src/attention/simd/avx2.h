@@ -42,6 +42,7 @@ struct Avx2 {
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
   static Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
   static Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+  static Floats reverse(Floats v) { return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0)); }
   static Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
   static Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
   static Floats absolute(Floats v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), v); }

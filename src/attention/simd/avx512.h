@@ -42,6 +42,9 @@ struct Avx512 {
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
   static Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
   static Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+  static Floats reverse(Floats v) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), v);
+  }
   static Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
   static Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
   static Floats absolute(Floats v) { return _mm512_abs_ps(v); }

@@ -42,6 +42,10 @@ struct Neon {
   static Floats multiply_add(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
   static Floats subtract(Floats a, Floats b) { return vsubq_f32(a, b); }
   static Floats divide(Floats a, Floats b) { return vdivq_f32(a, b); }
+  static Floats reverse(Floats v) {
+    const float32x4_t pairs = vrev64q_f32(v);
+    return vextq_f32(pairs, pairs, 2);
+  }
   // Of a number and a NaN the number, as the plain kernels.
   static Floats larger(Floats a, Floats b) { return vmaxnmq_f32(a, b); }
   static Floats smaller(Floats a, Floats b) { return vminnmq_f32(a, b); }
