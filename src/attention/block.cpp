@@ -8,6 +8,8 @@ namespace oscar::attention {
 namespace {
 
 constexpr float kInvisible = -std::numeric_limits<float>::infinity();
+// Logits may exceed a row's reference by so much: a new maximum seldom makes all sums be scaled anew.
+constexpr float kHeadroom = 10.0F;
 
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
@@ -17,38 +19,23 @@ void BlockState::start(const Operation& op, int n_rows) {
   rows.assign(size_of(n_rows), Row{kInvisible, 0.0, 0.0, {}});
   exact.reserve(size_of(n_rows * op.v_ld));
   code.reserve(size_of(n_rows * op.bases * op.code_ld));
-  any_exact = any_code = false;
-  std::fill_n(exact.data(), n_rows * op.v_ld, 0.0F);
-  std::fill_n(code.data(), n_rows * op.bases * op.code_ld, 0.0F);
+  any_exact = false;
+  bases_used = 0;
 }
 
-void BlockState::absorb(const Operation& op, const BlockState& other) {
-  const auto add = [](float* a, float fa, const float* b, float fb, int n) {
-    for (int i = 0; i < n; ++i) a[i] = fa * a[i] + fb * b[i];
-  };
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    Row& a = rows[r];
-    const Row& b = other.rows[r];
-    if (b.max == kInvisible) continue;
-    const float max = std::isnan(b.max) ? b.max : std::max(a.max, b.max);
-    const double fa = (a.max == kInvisible) ? 0.0 : std::exp(static_cast<double>(a.max - max));
-    const double fb = std::exp(static_cast<double>(b.max - max));
-    const std::size_t exact_row = r * size_of(op.v_ld);
-    const std::size_t code_row = r * size_of(op.bases * op.code_ld);
-    if (any_exact || other.any_exact) {
-      add(exact.data() + exact_row, static_cast<float>(fa), other.exact.data() + exact_row, static_cast<float>(fb), op.v_ld);
+void BlockState::use_exact(const Operation& op) {
+  if (!any_exact) std::fill_n(exact.data(), rows.size() * size_of(op.v_ld), 0.0F);
+  any_exact = true;
+}
+
+void BlockState::use_bases(const Operation& op, unsigned bases) {
+  for (int b = 0; b < op.bases; ++b) {
+    if (((bases & ~bases_used) >> b & 1U) == 0) continue;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      std::fill_n(code.data() + (r * size_of(op.bases) + size_of(b)) * size_of(op.code_ld), op.code_ld, 0.0F);
     }
-    if (any_code || other.any_code) {
-      add(code.data() + code_row, static_cast<float>(fa), other.code.data() + code_row, static_cast<float>(fb),
-          op.bases * op.code_ld);
-    }
-    a.max = max;
-    a.sum = fa * a.sum + fb * b.sum;
-    a.code_sum = fa * a.code_sum + fb * b.code_sum;
-    for (std::size_t i = 0; i < a.code_weight.size(); ++i) a.code_weight[i] = fa * a.code_weight[i] + fb * b.code_weight[i];
   }
-  any_exact |= other.any_exact;
-  any_code |= other.any_code;
+  bases_used |= bases;
 }
 
 void HeadQueries::load(const Operation& op, int kv_head, const TokenBlock& block) {
@@ -142,8 +129,6 @@ void BlockWorker::attend_tile(HeadQueries& queries, BlockState& state) {
     if (plan_.any_exact()) code_scores_.reserve(size_of(rows * kTile));
     score_codes(queries, plan_.any_exact() ? code_scores_.data() : scores_.data());
   }
-  state.any_exact |= plan_.any_exact();
-  state.any_code |= plan_.any_code();
   for (int t = 0; t < block_.count; ++t) softmax_token(queries, t, state);
   add_values(queries, state);
 }
@@ -194,16 +179,15 @@ void BlockWorker::softmax_token(const HeadQueries& queries, int token, BlockStat
     const float slope = (args.slopes != nullptr) ? args.slopes[queries.kv_head_ * op_->group + h] : 1.0F;
     const float tile_max = op_->kernels->logits(s, plan_.bias(token), slope, args.softcap);
     BlockState::Row& total = state.rows[size_of(row)];
-    const float max = std::max(total.max, tile_max);
-    if (max == kInvisible) {  // every visible logit is -inf, or NaN, which comparisons overlook
-      if (std::any_of(s, s + kTile, [](float x) { return std::isnan(x); })) total.max = std::numeric_limits<float>::quiet_NaN();
+    if (std::max(total.reference, tile_max) == kInvisible) {  // all are -inf, or NaN, which comparisons overlook
+      if (std::any_of(s, s + kTile, [](float x) { return std::isnan(x); }))
+        total.reference = std::numeric_limits<float>::quiet_NaN();
       std::fill_n(s, kTile, 0.0F);
       if (mixed) std::fill_n(code, kTile, 0.0F);
       continue;
     }
-    if (max > total.max && total.max != kInvisible) rescale(state, row, std::exp(total.max - max));
-    total.max = max;
-    const auto sum = static_cast<double>(op_->kernels->exponentials(s, max));
+    if (tile_max > total.reference + kHeadroom) rescale(state, row, tile_max);
+    const auto sum = static_cast<double>(op_->kernels->exponentials(s, total.reference));
     total.sum += sum;
     if (mixed) {
       const std::uint32_t* select = plan_.select_code(token);
@@ -220,18 +204,19 @@ void BlockWorker::softmax_token(const HeadQueries& queries, int token, BlockStat
   }
 }
 
-void BlockWorker::rescale(BlockState& state, int row, float factor) const {
+void BlockWorker::rescale(BlockState& state, int row, float reference) const {
   BlockState::Row& total = state.rows[size_of(row)];
+  const float factor = std::exp(total.reference - reference);  // 0 for the first cells
+  total.reference = reference;
   total.sum *= static_cast<double>(factor);
   total.code_sum *= static_cast<double>(factor);
   for (double& weight : total.code_weight) weight *= static_cast<double>(factor);
-  float* exact = state.exact.data() + row * op_->v_ld;
-  float* code = state.code.data() + row * op_->bases * op_->code_ld;
-  if (state.any_exact) {
-    for (int d = 0; d < op_->v_ld; ++d) exact[d] *= factor;
-  }
-  if (state.any_code) {
-    for (int d = 0; d < op_->bases * op_->code_ld; ++d) code[d] *= factor;
+  const auto scale = [&](float* x, int n) {
+    for (int d = 0; d < n; ++d) x[d] *= factor;
+  };
+  if (state.any_exact) scale(state.exact.data() + row * op_->v_ld, op_->v_ld);
+  for (int b = 0; b < op_->bases; ++b) {
+    if ((state.bases_used >> b & 1U) != 0) scale(state.code.data() + (row * op_->bases + b) * op_->code_ld, op_->code_ld);
   }
 }
 
@@ -241,6 +226,7 @@ void BlockWorker::add_values(const HeadQueries& queries, BlockState& state) {
   const int rows = queries.rows();
   const int kv_head = queries.kv_head_;
   if (plan_.any_exact()) {
+    state.use_exact(*op_);
     exact_tile_.load_exact(kernels, v_rows_, op_->v_dim, op_->v_ld);
     exact_tile_.add_values(kernels, scores_.data(), rows, state.exact.data());
   }
@@ -250,53 +236,85 @@ void BlockWorker::add_values(const HeadQueries& queries, BlockState& state) {
     const std::size_t stride = op_->v_codec->row_bytes();
     const std::uint8_t* row = args.cache->code_rows(args.layer_index, false) + static_cast<std::size_t>(plan_.cell(0)) * stride;
     integer_tile_.load_values(kernels, *op_->v_codec->code_form(kv_head), row, stride, plan_.n_cells());
+    state.use_bases(*op_, integer_tile_.bases_used());
     constexpr std::ptrdiff_t kStride = sizeof(BlockState::Row) / sizeof(double);
     integer_tile_.add_values(kernels, p, rows, state.code.data(), state.rows.front().code_weight.data(), kStride);
   } else {
+    state.use_bases(*op_, 1U);
     code_tile_.load_codes(*op_->v_codec, args, plan_, false, kv_head, op_->v_dim, op_->v_ld);
     code_tile_.add_values(kernels, p, rows, state.code.data());
   }
 }
 
-void BlockWorker::finish(const Operation& op, int kv_head, const TokenBlock& block, BlockState& state) {
+void BlockWorker::finish(const Operation& op, int kv_head, const TokenBlock& block, int r, const BlockState* states,
+                         std::int64_t n, std::int64_t step) {
   const AttentionArgs& args = op.args;
-  head_row_.resize(size_of(op.v_dim));
-  for (std::size_t r = 0; r < state.rows.size(); ++r) {
-    const std::int64_t token = block.first + static_cast<std::int64_t>(r) / op.group;
-    const int head = kv_head * op.group + static_cast<int>(r) % op.group;
-    float* out = args.out + token * args.out_token_stride + head * args.out_head_stride;
-    const BlockState::Row& total = state.rows[r];
-    if (total.max == kInvisible) {
-      std::fill_n(out, op.v_dim, 0.0F);
-      continue;
-    }
-    double denominator = total.sum;
-    double numerator = 1.0;
-    if (args.sinks != nullptr) {
-      const auto sink = static_cast<double>(args.sinks[head]);
-      const auto max = static_cast<double>(total.max);
-      // The sink may be far above every logit: keep both exponents at or below 0.
-      const double top = std::max(sink, max);
-      numerator = std::exp(max - top);
-      denominator = total.sum * numerator + std::exp(sink - top);
-    }
-    const double factor = numerator / denominator;
-    const float* exact = state.exact.data() + r * size_of(op.v_ld);
-    const float* code = state.code.data() + r * size_of(op.bases * op.code_ld);
-    for (int d = 0; d < op.v_dim; ++d) out[d] = static_cast<float>(factor * static_cast<double>(exact[d]));
-    if (total.code_sum == 0.0) continue;
-    if (op.integer) {
-      for (int b = 0; b < op.bases; ++b) {
-        const double weight = total.code_weight[size_of(b)];
-        if (weight == 0.0) continue;
-        sums_to_basis(*op.v_codec->code_form(kv_head), code + b * op.code_ld, weight, factor, head_row_);
-        op.v_codec->basis_to_output(kv_head, b, head_row_, {out, size_of(op.v_dim)});
-      }
-      continue;
-    }
-    for (int d = 0; d < op.v_dim; ++d) head_row_[size_of(d)] = static_cast<float>(factor * static_cast<double>(code[d]));
-    op.v_codec->inner_to_output(kv_head, head_row_, factor * total.code_sum, {out, size_of(op.v_dim)});
+  const Kernels& kernels = *op.kernels;
+  const std::int64_t token = block.first + r / op.group;
+  const int head = kv_head * op.group + r % op.group;
+  float* out = args.out + token * args.out_token_stride + head * args.out_head_stride;
+  const std::size_t row = size_of(r);
+  float reference = kInvisible;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float other = states[i * step].rows[row].reference;
+    reference = std::isnan(other) ? other : std::max(reference, other);  // a NaN stays
   }
+  if (reference == kInvisible) {
+    std::fill_n(out, op.v_dim, 0.0F);
+    return;
+  }
+  double sum = 0.0;
+  double code_sum = 0.0;
+  std::array<double, kMaxBases> code_weight{};
+  merged_exact_.reserve(size_of(op.v_ld));
+  merged_code_.reserve(size_of(op.bases * op.code_ld));
+  std::fill_n(merged_exact_.data(), op.v_ld, 0.0F);
+  std::fill_n(merged_code_.data(), op.bases * op.code_ld, 0.0F);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const BlockState& state = states[i * step];
+    const BlockState::Row& part = state.rows[row];
+    if (part.reference == kInvisible) continue;
+    const double factor = std::exp(static_cast<double>(part.reference - reference));
+    const auto scale = static_cast<float>(factor);
+    sum += factor * part.sum;
+    code_sum += factor * part.code_sum;
+    if (state.any_exact) {
+      kernels.multiply(&scale, 1, 1, 1, state.exact.data() + row * size_of(op.v_ld), op.v_ld, op.v_ld, merged_exact_.data(),
+                       op.v_ld, true);
+    }
+    for (int b = 0; b < op.bases; ++b) {
+      if ((state.bases_used >> b & 1U) == 0) continue;
+      code_weight[size_of(b)] += factor * part.code_weight[size_of(b)];
+      kernels.multiply(&scale, 1, 1, 1, state.code.data() + (row * size_of(op.bases) + size_of(b)) * size_of(op.code_ld),
+                       op.code_ld, op.code_ld, merged_code_.data() + b * op.code_ld, op.code_ld, true);
+    }
+  }
+  double denominator = sum;
+  double numerator = 1.0;
+  if (args.sinks != nullptr) {
+    const auto sink = static_cast<double>(args.sinks[head]);
+    const auto at = static_cast<double>(reference);
+    // The sink may be far above every logit: keep both exponents at or below 0.
+    const double top = std::max(sink, at);
+    numerator = std::exp(at - top);
+    denominator = sum * numerator + std::exp(sink - top);
+  }
+  const double factor = numerator / denominator;
+  for (int d = 0; d < op.v_dim; ++d) out[d] = static_cast<float>(factor * static_cast<double>(merged_exact_.data()[d]));
+  if (code_sum == 0.0) return;
+  head_row_.resize(size_of(op.v_dim));
+  if (op.integer) {
+    for (int b = 0; b < op.bases; ++b) {
+      const double weight = code_weight[size_of(b)];
+      if (weight == 0.0) continue;
+      sums_to_basis(*op.v_codec->code_form(kv_head), merged_code_.data() + b * op.code_ld, weight, factor, head_row_);
+      op.v_codec->basis_to_output(kv_head, b, head_row_, {out, size_of(op.v_dim)});
+    }
+    return;
+  }
+  for (int d = 0; d < op.v_dim; ++d)
+    head_row_[size_of(d)] = static_cast<float>(factor * static_cast<double>(merged_code_.data()[d]));
+  op.v_codec->inner_to_output(kv_head, head_row_, factor * code_sum, {out, size_of(op.v_dim)});
 }
 
 }  // namespace oscar::attention

@@ -36,22 +36,25 @@ struct Operation {
   const HeadMean* means = nullptr;  // [n_head_kv]
 };
 
-// Numerator and denominator of a block's rows of one KV head over the cells seen so far; sums are relative to exp(max).
+// Numerator and denominator of a block's rows of one KV head over the cells seen so far; sums are relative to
+// exp(reference).
 struct BlockState {
   struct Row {
-    float max = 0.0F;
+    float reference = 0.0F;                       // -inf before the first visible cell; NaN once a logit was
     double sum = 0.0;                             // of all probabilities
     double code_sum = 0.0;                        // of those of coded rows
     std::array<double, kMaxBases> code_weight{};  // integer codes: of their rounded weights, gains included, by basis
   };
   std::vector<Row> rows;
-  bool any_exact = false, any_code = false;  // whether the accumulators hold anything but 0
-  FloatBuffer exact;                         // [rows][v_ld], model basis
-  FloatBuffer code;                          // [rows][bases][code_ld]: inner basis, or weighted codes
+  // Accumulators are 0 from their first use on, and hold anything before: a short piece seldom uses all.
+  bool any_exact = false;
+  unsigned bases_used = 0;  // bit b: of `code`
+  FloatBuffer exact;        // [rows][v_ld], model basis
+  FloatBuffer code;         // [rows][bases][code_ld]: inner basis, or weighted codes
 
   void start(const Operation& op, int n_rows);
-  // Adds the cells of `other`.
-  void absorb(const Operation& op, const BlockState& other);
+  void use_exact(const Operation& op);
+  void use_bases(const Operation& op, unsigned bases);
 };
 
 // A block's query rows of one KV head, ready for either tier.
@@ -83,8 +86,10 @@ class BlockWorker {
   // kTile.
   void run(const Operation& op, int first_head, int n_heads, const TokenBlock& block, std::int64_t begin, std::int64_t end,
            BlockState* states);
-  // Sinks, normalisation, back to the model's basis, into args.out.
-  void finish(const Operation& op, int kv_head, const TokenBlock& block, BlockState& state);
+  // Query row r of a block from all cells: the sum of `n` states, `step` apart, in their order. Sinks, normalisation, back to
+  // the model's basis, into args.out.
+  void finish(const Operation& op, int kv_head, const TokenBlock& block, int r, const BlockState* states, std::int64_t n,
+              std::int64_t step);
 
  private:
   void fetch_codes(std::int64_t column, int part, int parts) const;
@@ -92,7 +97,7 @@ class BlockWorker {
   void score_codes(HeadQueries& queries, float* s);
   void softmax_token(const HeadQueries& queries, int token, BlockState& state);
   void merge_tiers(int token, int row);
-  void rescale(BlockState& state, int row, float factor) const;
+  void rescale(BlockState& state, int row, float reference) const;
   void add_values(const HeadQueries& queries, BlockState& state);
 
   const Operation* op_ = nullptr;
@@ -104,7 +109,8 @@ class BlockWorker {
   FloatTile exact_tile_, code_tile_;
   IntegerTile integer_tile_;
   FloatBuffer scores_, code_scores_,
-      mean_scores_;  // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
+      mean_scores_;                         // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
+  FloatBuffer merged_exact_, merged_code_;  // of one row
   std::vector<float> head_row_;
 };
 

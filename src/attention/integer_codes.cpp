@@ -173,10 +173,13 @@ void IntegerTile::find_bases(const CodeForm& form, const std::uint8_t* gains, st
 
 void sums_to_basis(const CodeForm& form, const float* sums, double weight, double factor, std::span<float> out) {
   const int lanes = value_lanes(form.coded);
-  for (int d = 0; d < form.coded; ++d) {
-    const double sum = static_cast<double>(sums[d % 4 * lanes + d / 4]);
-    const double centre = static_cast<double>(form.centre[size_of(d)]);
-    out[size_of(d)] = static_cast<float>(factor * static_cast<double>(form.unit[size_of(d)]) * (sum - centre * weight));
+  const auto weights = static_cast<float>(weight);
+  const auto scale = static_cast<float>(factor);
+  for (int d = 0; d < form.coded; d += 4) {
+    for (int f = 0; f < 4; ++f) {
+      const auto at = size_of(d + f);
+      out[at] = scale * form.unit[at] * (sums[f * lanes + d / 4] - form.centre[at] * weights);
+    }
   }
   std::fill(out.begin() + form.coded, out.end(), 0.0F);
 }

@@ -41,6 +41,8 @@ class IntegerTile {
 
   // s[r * kTile + j] (+)= logits, see key_scores.
   void score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add, float* s) const;
+  // Of load_values: bit b is set if some row is in basis b.
+  [[nodiscard]] unsigned bases_used() const { return bases_used_; }
   // Of the rows in basis b: sums[(r * bases + b) * 4 lanes + column] += weighted codes, weight[r * weight_stride + b] +=
   // weights; p [rows][kTile] >= 0.
   void add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight, std::ptrdiff_t weight_stride);
@@ -54,7 +56,7 @@ class IntegerTile {
   WordBuffer tile_;                 // K: [words][kTile]; V: [kTile / 4][4 lanes]
   alignas(64) std::array<float, kTile> gain_{};
   std::array<std::uint8_t, kTile> basis_{};  // V: of each row
-  unsigned bases_used_ = 1;                  // V: bit b is set if some row is in basis b
+  unsigned bases_used_ = 1;
   int n_words_ = 0, lanes_ = 0, largest_ = 0, bases_ = 1;
   std::vector<std::uint8_t> weights_;  // [rows][kTile]
   std::vector<float> scales_;          // [rows]

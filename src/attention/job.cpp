@@ -25,9 +25,12 @@ constexpr int kBlockTokens = 64;
 // Up to so many rows, from so many cells on, a piece does all KV heads: their rows lie in the same cache lines.
 constexpr int kSharedRows = 64;
 constexpr std::int64_t kSharedCells = 1024;
-constexpr std::int64_t kSplitCells = 64;  // at least this many cells per split
-constexpr std::int64_t kMaxSplits = 32;   // bounds scratch: splits grow with the context instead
-constexpr std::int64_t kPieces = 64;      // no splitting beyond this many pieces
+// Splits: of at least kSplitCells cells, but rather of fewer than fewer splits than kLeastSplits. A split costs sums of its
+// own, about as much as a tile. kMaxSplits bounds scratch: splits grow with the context instead.
+constexpr std::int64_t kSplitCells = 512;
+constexpr std::int64_t kLeastSplits = 8;
+constexpr std::int64_t kMaxSplits = 32;
+constexpr std::int64_t kPieces = 64;  // no splitting beyond this many pieces
 
 // OSCAR_ARITHMETIC=float decodes every code, for comparisons; else integer where the codec allows it.
 bool integers_wanted() {
@@ -136,9 +139,9 @@ struct AttentionJob::Impl {
     const bool shared = n_blocks == 1 && block_tokens * op.group <= kSharedRows && args.n_kv >= kSharedCells;
     piece_heads = shared ? op.n_head_kv : 1;
     const std::int64_t groups = n_groups();
-    const std::int64_t wanted =
-        (groups == 0) ? 1 : std::min({(args.n_kv + kSplitCells - 1) / kSplitCells, kMaxSplits, kPieces / groups});
-    n_splits = std::max<std::int64_t>(wanted, 1);
+    const std::int64_t tiles = (args.n_kv + kTile - 1) / kTile;
+    const std::int64_t wanted = std::max(args.n_kv / kSplitCells, std::min(tiles, kLeastSplits));
+    n_splits = (groups == 0) ? 1 : std::max<std::int64_t>(std::min({wanted, kMaxSplits, kPieces / groups}), 1);
     split_cells = (args.n_kv + n_splits - 1) / n_splits;
     split_cells = std::max<std::int64_t>((split_cells + kTile - 1) / kTile * kTile, kTile);
 
@@ -176,25 +179,30 @@ struct AttentionJob::Impl {
     BlockState* first = (n_splits > 1) ? &partial[group * static_cast<std::size_t>(n_splits) * heads] : thread.states.data();
     thread.worker.run(op, first_head, piece_heads, tokens, begin, end, first + split * piece_heads);
     if (n_splits == 1) {
-      for (int h = 0; h < piece_heads; ++h) thread.worker.finish(op, first_head + h, tokens, first[h]);
+      for (int h = 0; h < piece_heads; ++h) {
+        for (int r = 0; r < tokens.count * op.group; ++r) thread.worker.finish(op, first_head + h, tokens, r, first + h, 1, 1);
+      }
     } else {
       unfinished[group].fetch_sub(1, std::memory_order_release);
     }
   }
 
-  // Merges the splits of one (block, KV head), in split order. Threads that found no piece left come here: the pieces that it
-  // waits for are running.
+  // Merges the splits of one query row, in split order. Threads that found no piece left come here: the pieces that it waits
+  // for are running.
   void merge(std::int64_t task, Thread& thread) {
-    const auto group = static_cast<std::size_t>(task / piece_heads);
-    const std::int64_t h = task % piece_heads;
+    const auto r = static_cast<int>(task % block_rows());
+    const std::int64_t h = task / block_rows() % piece_heads;
+    const auto group = static_cast<std::size_t>(task / block_rows() / piece_heads);
     wait_until([&] { return unfinished[group].load(std::memory_order_acquire) == 0; });
     const std::int64_t head_groups = op.n_head_kv / piece_heads;
-    BlockState* first = &partial[group * static_cast<std::size_t>(n_splits * piece_heads)] + h;
-    for (std::int64_t s = 1; s < n_splits; ++s) first->absorb(op, first[s * piece_heads]);
+    const TokenBlock tokens = token_block(static_cast<std::int64_t>(group) / head_groups);
+    if (r >= tokens.count * op.group) return;  // the last block may be smaller
     const std::int64_t head = static_cast<std::int64_t>(group) % head_groups * piece_heads + h;
-    thread.worker.finish(op, static_cast<int>(head), token_block(static_cast<std::int64_t>(group) / head_groups), *first);
+    const BlockState* first = &partial[group * static_cast<std::size_t>(n_splits * piece_heads)] + h;
+    thread.worker.finish(op, static_cast<int>(head), tokens, r, first, n_splits, piece_heads);
   }
 
+  [[nodiscard]] std::int64_t block_rows() const { return block_tokens * op.group; }
   [[nodiscard]] std::int64_t n_groups() const { return (n_blocks == 0) ? 0 : n_blocks * op.n_head_kv / piece_heads; }
 
   void run(Thread& thread) {
@@ -206,7 +214,7 @@ struct AttentionJob::Impl {
     if (n_splits == 1) return;
     for (;;) {
       const std::int64_t task = next_merge.fetch_add(1, std::memory_order_relaxed);
-      if (task >= n_groups() * piece_heads) return;
+      if (task >= n_groups() * piece_heads * block_rows()) return;
       merge(task, thread);
     }
   }

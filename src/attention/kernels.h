@@ -62,7 +62,8 @@ struct Kernels {
   // where bias[j] is -inf. bias == nullptr: all 0. Returns the maximum.
   float (*logits)(float* s, const float* bias, float slope, float softcap);
 
-  // In place, j < kTile: s[j] = exp(s[j] - max), exactly 0 for -inf; max is finite and not below any s[j]. Returns the sum.
+  // In place, j < kTile: s[j] = exp(s[j] - max), exactly 0 for -inf; max is finite, no s[j] exceeds it by more than 80.
+  // Returns the sum.
   float (*exponentials)(float* s, float max);
 
   // --- integer arithmetic on codes. A word is four bytes, lowest first; row j of a tile's kTile is at rows + j * stride.

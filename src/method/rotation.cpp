@@ -81,13 +81,26 @@ MatrixD hadamard(int dim) {
 
 void hadamard_in_place(float* x, int dim) {
   const int block = dim & -dim;
+  const auto butterfly = [x](int i, int stride) {
+    const float a = x[i];
+    const float b = x[i + stride];
+    x[i] = a + b;
+    x[i + stride] = a - b;
+  };
+  constexpr int kStep = 4;  // from this stride on in steps that vectors suit
   for (int stride = 1; stride < block; stride *= 2) {
     for (int first = 0; first < dim; first += 2 * stride) {
-      for (int i = first; i < first + stride; ++i) {
-        const float a = x[i];
-        const float b = x[i + stride];
-        x[i] = a + b;
-        x[i + stride] = a - b;
+      if (stride < kStep) {
+        for (int i = first; i < first + stride; ++i) butterfly(i, stride);
+      } else {
+        for (int i = first; i < first + stride; i += kStep) {
+          float sum[kStep];
+          float difference[kStep];
+          for (int j = 0; j < kStep; ++j) sum[j] = x[i + j] + x[i + j + stride];
+          for (int j = 0; j < kStep; ++j) difference[j] = x[i + j] - x[i + j + stride];
+          for (int j = 0; j < kStep; ++j) x[i + j] = sum[j];
+          for (int j = 0; j < kStep; ++j) x[i + j + stride] = difference[j];
+        }
       }
     }
   }
