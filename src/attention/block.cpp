@@ -77,7 +77,7 @@ void HeadQueries::load_code(const Operation& op) {
 }
 
 void BlockWorker::run(const Operation& op, int first_head, int n_heads, const TokenBlock& block, std::int64_t begin,
-                      std::int64_t end, BlockState* states) {
+                      std::int64_t end, std::int64_t step, BlockState* states) {
   op_ = &op;
   block_ = block;
   const int rows = block.count * op.group;
@@ -88,11 +88,14 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
     states[h].start(op, rows);
   }
   std::uint64_t misses = 0;
-  for (std::int64_t column = begin; column < end; column += kTile) {
+  if (op.integer && begin < end) {
+    for (int h = 0; h < n_heads; ++h) fetch_codes(begin, h, n_heads);
+  }
+  for (std::int64_t column = begin; column < end; column += step) {
     if (!plan_.build(op.args, *op.kernels, block, column)) continue;
     misses += plan_.misses();
     for (int h = 0; h < n_heads; ++h) {
-      if (op.integer && column + kTile < end) fetch_codes(column + kTile, h, n_heads);
+      if (op.integer && column + step < end) fetch_codes(column + step, h, n_heads);
       attend_tile(heads_[size_of(first_head + h)], states[h]);
     }
   }
@@ -101,7 +104,7 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
 }
 
 // Asks for a part of the next tile's codes while this one is worked on: K and V alternate, which the processor's own prefetch
-// follows badly, and all of it at once would wait for the memory.
+// follows badly, and all of it at once would wait for the memory. L2 is near enough; L1 is full of what is worked on.
 void BlockWorker::fetch_codes(std::int64_t column, int part, int parts) const {
   const auto cells = static_cast<std::size_t>(std::min<std::int64_t>(kTile, op_->args.n_kv - column));
   for (const bool is_k : {true, false}) {
@@ -111,7 +114,7 @@ void BlockWorker::fetch_codes(std::int64_t column, int part, int parts) const {
     constexpr std::size_t kLine = 64;
     const std::size_t lines = (cells * stride + kLine - 1) / kLine;
     const std::size_t end = lines * size_of(part + 1) / size_of(parts);
-    for (std::size_t i = lines * size_of(part) / size_of(parts); i < end; ++i) __builtin_prefetch(row + i * kLine);
+    for (std::size_t i = lines * size_of(part) / size_of(parts); i < end; ++i) __builtin_prefetch(row + i * kLine, 0, 2);
   }
 }
 

@@ -82,10 +82,10 @@ class HeadQueries {
 // One thread's workspace.
 class BlockWorker {
  public:
-  // Runs columns [begin, end) for KV heads [first_head, first_head + n_heads) into states [n_heads]; begin is a multiple of
-  // kTile.
+  // Runs the tiles of columns from `begin` on, `step` columns apart, below `end`, for KV heads [first_head, first_head +
+  // n_heads) into states [n_heads]; begin and step are multiples of kTile.
   void run(const Operation& op, int first_head, int n_heads, const TokenBlock& block, std::int64_t begin, std::int64_t end,
-           BlockState* states);
+           std::int64_t step, BlockState* states);
   // Query row r of a block from all cells: the sum of `n` states, `step` apart, in their order. Sinks, normalisation, back to
   // the model's basis, into args.out.
   void finish(const Operation& op, int kv_head, const TokenBlock& block, int r, const BlockState* states, std::int64_t n,

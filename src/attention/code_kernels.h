@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "attention/kernels.h"
+#include "attention/row_blocks.h"
 
 namespace oscar::attention {
 
@@ -158,17 +159,65 @@ struct CodeKernels {
 #pragma GCC unroll 16
           for (int v = 0; v < kVectors; ++v) V::add_key_products(sums[v], V::load(codes + v * V::kWords), bytes);
         }
-        const Floats scale = V::all(about.scale);
-        const Floats rest = V::all(static_cast<float>(about.even + about.odd) - about.centre);
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          const Floats factor = V::multiply(scale, V::load(gain + j + v * V::kWords));
-          const Floats sum = V::add(V::key_total(sums[v]), rest);
-          float* to = s + j + v * V::kWords;
-          V::store(to, add ? V::multiply_add(factor, sum, V::load(to)) : V::multiply(factor, sum));
+        for (int v = 0; v < kVectors; ++v)
+          store_key_scores(about, sums[v], gain + j + v * V::kWords, add, s + j + v * V::kWords);
+      }
+    }
+  }
+
+  // The fields of a word and its products at once: unpacking hides behind them, and no tile is stored and loaded. Of more than
+  // four rows at a time compilers leave sums in memory.
+  static void packed_key_scores(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows,
+                                const std::uint32_t* packed, const Kernels::KeyWord* words, int n_words, const float* gain,
+                                bool add, float* s) {
+    static_assert(kTile % (2 * V::kWords) == 0);
+    in_row_blocks<4>(rows, [&](int r, auto height) {
+      for (int j = 0; j < kTile; j += 2 * V::kWords) {
+        packed_key_rows<decltype(height)::value>(q + r * ldq, ldq, query + r, packed + j, words, n_words, gain + j, add,
+                                                 s + r * kTile + j);
+      }
+    });
+  }
+
+  template <int R>
+  static void packed_key_rows(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, const std::uint32_t* packed,
+                              const Kernels::KeyWord* words, int n_words, const float* gain, bool add, float* s) {
+    constexpr std::size_t kRows = R;
+    Sums sums[kRows][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = V::start(query[r]);
+    for (int w = 0; w < n_words; ++w) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        const std::uint32_t* from = packed + v * V::kWords;
+        Words fields[4];
+        add_level<0>(from, words[w], fields);
+        if (words[w].levels > 1) add_level<1>(from, words[w], fields);
+        if (words[w].levels > 2) add_level<2>(from, words[w], fields);
+        if (words[w].levels > 3) add_level<3>(from, words[w], fields);
+#pragma GCC unroll 4
+        for (int f = 0; f < 4; ++f) {
+          const Words codes = V::key_bytes(fields[f]);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r) V::add_key_products(sums[r][v], codes, V::all(q[r * ldq + 4 * w + f]));
         }
       }
     }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        store_key_scores(query[r], sums[r][v], gain + v * V::kWords, add, s + r * kTile + v * V::kWords);
+      }
+    }
+  }
+
+  static void store_key_scores(const IntegerQuery& about, const Sums& sums, const float* gain, bool add, float* to) {
+    const Floats rest = V::all(static_cast<float>(about.even + about.odd) - about.centre);
+    const Floats factor = V::multiply(V::all(about.scale), V::load(gain));
+    const Floats sum = V::add(V::key_total(sums), rest);
+    V::store(to, add ? V::multiply_add(factor, sum, V::load(to)) : V::multiply(factor, sum));
   }
 
   static float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total) {
@@ -218,6 +267,48 @@ struct CodeKernels {
             V::store(at, V::multiply_add(factor, V::value_total(sums[v]), V::load(at)));
           }
         }
+      }
+    }
+  }
+
+  static void packed_value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* packed, int lanes,
+                                float* out, std::int64_t ldo) {
+    in_row_blocks<4>(rows, [&](int r, auto height) {
+      for (int i = 0; i < lanes; i += V::kWords) {
+        packed_value_rows<decltype(height)::value>(w + r * kTile, scale + r, packed + i, lanes, out + r * ldo + i, ldo);
+      }
+    });
+  }
+
+  template <int R>
+  static void packed_value_rows(const std::uint8_t* w, const float* scale, const std::uint32_t* packed, int lanes, float* out,
+                                std::int64_t ldo) {
+    constexpr std::size_t kRows = R;
+    static_assert((kTile / 4) * 2 * 255 * 3 <= V::kLongestSum);
+    const Words keep = V::all(0x03030303U);
+    Sums sums[kRows][4];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = sums[r][2] = sums[r][3] = V::no_sums();
+    for (int t = 0; t < kTile / 4; ++t, packed += lanes) {
+      const Words x = V::load(packed);
+      const Words fields[4] = {V::both(x, keep), V::both(V::template right<2>(x), keep), V::both(V::template right<4>(x), keep),
+                               V::both(V::template right<6>(x), keep)};
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        std::uint32_t four = 0;
+        __builtin_memcpy(&four, w + r * kTile + 4 * t, sizeof four);
+        const Words weights = V::all(four);
+#pragma GCC unroll 4
+        for (int f = 0; f < 4; ++f) V::add_value_products(sums[r][f], weights, fields[f]);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const Floats factor = V::all(scale[r]);
+#pragma GCC unroll 4
+      for (int f = 0; f < 4; ++f) {
+        float* at = out + r * ldo + f * lanes;
+        V::store(at, V::multiply_add(factor, V::value_total(sums[r][f]), V::load(at)));
       }
     }
   }

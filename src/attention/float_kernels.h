@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/kernels.h"
+#include "attention/row_blocks.h"
 
 namespace oscar::attention {
 
@@ -183,7 +184,7 @@ struct FloatKernels {
   template <int C>
   static void multiply_columns(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb,
                                float* c, std::int64_t ldc, bool accumulate) {
-    in_blocks<V::kRegisters / (C + 1)>(rows, [&](int r, auto height) {
+    in_row_blocks<V::kRegisters / (C + 1)>(rows, [&](int r, auto height) {
       multiply_block<decltype(height)::value, C>(a + r * lda, lda, depth, b, ldb, c + r * ldc, ldc, accumulate);
     });
   }
@@ -206,7 +207,7 @@ struct FloatKernels {
   }
 
   static void project(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b) {
-    in_blocks<V::kRegisters / (2 * kLane / kWidth) - 2>(
+    in_row_blocks<V::kRegisters / (2 * kLane / kWidth) - 2>(
         rows, [&](int r, auto height) { project_rows<decltype(height)::value>(a + r * lda, lda, part, depth, b); });
   }
 
@@ -216,7 +217,7 @@ struct FloatKernels {
     constexpr int kStep = 2 * kWidth;
     static_assert(kTile / 2 % kStep == 0);
     for (int j = 0; j < kTile / 2; j += kStep) {
-      in_blocks<V::kRegisters / 5>(rows, [&](int r, auto height) {
+      in_row_blocks<V::kRegisters / 5>(rows, [&](int r, auto height) {
         mirrored_rows<decltype(height)::value>(a + r * lda, lda, part, depth, b + j, s + r * kTile + kTile / 2 + j,
                                                s + r * kTile + kTile / 2 - j - kWidth);
       });
@@ -224,46 +225,6 @@ struct FloatKernels {
   }
 
  private:
-  template <int R>
-  struct Rows {
-    static constexpr int value = R;
-  };
-
-  // Calls f(first row, Rows<height>) for blocks of nearly equal height, at most `kMost` and 6: a last block of one row would
-  // wait for its few sums.
-  template <int kMost, class F>
-  static void in_blocks(int rows, F f) {
-    constexpr int kHighest = kMost < 6 ? kMost : 6;
-    const int blocks = (rows + kHighest - 1) / kHighest;
-    for (int block = 0, r = 0; block < blocks; ++block) {
-      const int height = (rows - r + blocks - block - 1) / (blocks - block);
-      const auto with = [&](auto rows_of_block) {
-        if constexpr (decltype(rows_of_block)::value <= kHighest) f(r, rows_of_block);
-      };
-      switch (height) {
-        case 6:
-          with(Rows<6>{});
-          break;
-        case 5:
-          with(Rows<5>{});
-          break;
-        case 4:
-          with(Rows<4>{});
-          break;
-        case 3:
-          with(Rows<3>{});
-          break;
-        case 2:
-          with(Rows<2>{});
-          break;
-        default:
-          with(Rows<1>{});
-          break;
-      }
-      r += height;
-    }
-  }
-
   template <int R>
   static void project_rows(float* a, std::int64_t lda, std::int64_t part, int depth, const float* b) {
     constexpr std::size_t kRows = R;

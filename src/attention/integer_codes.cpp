@@ -88,14 +88,13 @@ void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, std::s
   row = whole(row, stride, cells);
   kernels.look_up(row + form.gain_offset, stride, form.gain.data(), gain_.data());
   n_words_ = key_words(form.coded);
+  plan_ = plan;
   if (form.planes.empty()) return;
   const std::size_t base = form.planes.front().offset;
   const CodePlane& last = form.planes.back();
   const int packed = static_cast<int>(last.offset - base + size_of(last.count) / 4 + 3) / 4;
   words_.reserve(size_of((round_up(packed, 4) + 1) * kTile));  // one more: the last plane may end within a word
-  tile_.reserve(size_of(n_words_ * kTile));
   kernels.transpose_words(row + base, stride, packed, words_.data());
-  kernels.unpack_keys(words_.data(), plan.data(), static_cast<int>(plan.size()), tile_.data());
 }
 
 void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
@@ -104,9 +103,15 @@ void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, cons
   kernels.look_up(row + form.gain_offset, stride, form.gain.data(), gain_.data());
   find_bases(form, row + form.gain_offset, stride);
   lanes_ = value_lanes(form.coded);
+  words_.reserve(size_of(kTile / 4 * (lanes_ + 16)));
+  const CodePlane& front = form.planes.front();
+  packed_ = form.planes.size() == 1 && front.bits == 2;
+  if (packed_) {
+    kernels.interleave(row + front.offset, stride, front.count / 4, lanes_, words_.data());
+    return;
+  }
   const int cols = 4 * lanes_;
   tile_.reserve(size_of(kTile / 4 * cols));
-  words_.reserve(size_of(kTile / 4 * (lanes_ + 16)));
   aligned_.reserve(size_of(kTile / 4 * lanes_));
   largest_ = 0;
   int covered = 0;  // coordinates below it have bits already
@@ -134,7 +139,14 @@ void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, cons
 }
 
 void IntegerTile::score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add,
-                        float* s) const {
+                        float* s) {
+  const auto plan_words = static_cast<int>(plan_.size());
+  if (kernels.packed_key_scores != nullptr && rows <= kFewRows) {
+    kernels.packed_key_scores(q, n_words_, query, rows, words_.data(), plan_.data(), plan_words, gain_.data(), add, s);
+    return;
+  }
+  tile_.reserve(size_of(n_words_ * kTile));
+  kernels.unpack_keys(words_.data(), plan_.data(), plan_words, tile_.data());
   kernels.key_scores(q, n_words_, query, rows, n_words_, tile_.data(), gain_.data(), add, s);
 }
 
@@ -143,6 +155,12 @@ void IntegerTile::add_values(const Kernels& kernels, const float* p, int rows, f
   weights_.resize(size_of(rows * kTile));
   scales_.resize(size_of(rows));
   const int cols = 4 * lanes_;
+  const bool few = packed_ && kernels.packed_value_sums != nullptr && rows <= kFewRows;
+  if (packed_ && !few) {
+    tile_.reserve(size_of(kTile / 4 * cols));
+    kernels.spread(words_.data(), {lanes_, lanes_, cols, lanes_, 2, 0, false}, tile_.data());
+    largest_ = 3;
+  }
   alignas(64) std::array<float, kTile> gain;
   for (int b = 0; b < bases_; ++b) {
     if ((bases_used_ >> b & 1U) == 0) continue;
@@ -154,7 +172,12 @@ void IntegerTile::add_values(const Kernels& kernels, const float* p, int rows, f
       scales_[size_of(r)] = scale;
       weight[r * weight_stride + b] += static_cast<double>(scale) * total;
     }
-    kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), cols, largest_, sums + b * cols, bases_ * cols);
+    float* to = sums + b * cols;
+    if (few) {
+      kernels.packed_value_sums(weights_.data(), scales_.data(), rows, words_.data(), lanes_, to, bases_ * cols);
+    } else {
+      kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), cols, largest_, to, bases_ * cols);
+    }
   }
 }
 

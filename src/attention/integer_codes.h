@@ -31,16 +31,18 @@ std::vector<Kernels::KeyWord> key_word_plan(const CodeForm& form);
 // Columns of a value tile: coordinate d in column (d % 4) * lanes + d / 4.
 [[nodiscard]] constexpr int value_lanes(int coded) { return (coded / 4 + 15) / 16 * 16; }
 
-// The tile of one thread; heads take turns.
+// The tile of one thread; heads take turns. For few query rows codes are taken apart where they are multiplied, if the
+// instruction set has registers for it, else once for all before.
 class IntegerTile {
  public:
-  // Rows of `cells` tokens from `row` on, `stride` bytes apart; tokens beyond get codes of nothing.
+  // Rows of `cells` tokens from `row` on, `stride` bytes apart; tokens beyond get codes of nothing. `plan` is kept until
+  // score().
   void load_keys(const Kernels& kernels, const CodeForm& form, std::span<const Kernels::KeyWord> plan, const std::uint8_t* row,
                  std::size_t stride, int cells);
   void load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride, int cells);
 
   // s[r * kTile + j] (+)= logits, see key_scores.
-  void score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add, float* s) const;
+  void score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add, float* s);
   // Of load_values: bit b is set if some row is in basis b.
   [[nodiscard]] unsigned bases_used() const { return bases_used_; }
   // Of the rows in basis b: sums[(r * bases + b) * 4 lanes + column] += weighted codes, weight[r * weight_stride + b] +=
@@ -57,6 +59,8 @@ class IntegerTile {
   alignas(64) std::array<float, kTile> gain_{};
   std::array<std::uint8_t, kTile> basis_{};  // V: of each row
   unsigned bases_used_ = 1;
+  std::span<const Kernels::KeyWord> plan_;
+  bool packed_ = false;  // V: one plane of two bits, not taken apart yet
   int n_words_ = 0, lanes_ = 0, largest_ = 0, bases_ = 1;
   std::vector<std::uint8_t> weights_;  // [rows][kTile]
   std::vector<float> scales_;          // [rows]

@@ -1,8 +1,9 @@
 // AttentionJob: cuts an operation into pieces and hands them out.
 //
 // Piece = (KV head or all of them, block of query tokens, split of the context). The cut depends on the operation only, never
-// on threads. Splits exist when there are too few blocks to keep a machine busy (decode); their partial results wait in the
-// job, and threads that find no piece left merge them in split order, KV head by KV head.
+// on threads. Splits interleave: where values lie in several bases that take turns from tile to tile, a split's tiles have one
+// of them, and so have its sums. Splits exist when there are too few blocks to keep a machine busy (decode); their partial
+// results wait in the job, and threads that find no piece left merge them in split order, KV head by KV head.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -74,8 +75,9 @@ struct AttentionJob::Impl {
   };
   std::unordered_map<const Codec*, LayerMeans> means;  // kept likewise
 
-  std::int64_t n_blocks = 0, block_tokens = 0, n_splits = 0, split_cells = 0;
-  int piece_heads = 0;  // KV heads of a piece
+  std::int64_t n_blocks = 0, block_tokens = 0;
+  std::int64_t n_splits = 0, interleaved = 1, run_cells = 0;  // a run of so many cells is `interleaved` splits
+  int piece_heads = 0;                                        // KV heads of a piece
   std::atomic<std::int64_t> next{0}, next_merge{0};
   std::vector<std::atomic<std::int64_t>> unfinished;  // [n_blocks * n_head_kv / piece_heads] splits left
   std::vector<BlockState> partial;                    // [the same][n_splits][piece_heads], only if n_splits > 1
@@ -142,8 +144,10 @@ struct AttentionJob::Impl {
     const std::int64_t tiles = (args.n_kv + kTile - 1) / kTile;
     const std::int64_t wanted = std::max(args.n_kv / kSplitCells, std::min(tiles, kLeastSplits));
     n_splits = (groups == 0) ? 1 : std::max<std::int64_t>(std::min({wanted, kMaxSplits, kPieces / groups}), 1);
-    split_cells = (args.n_kv + n_splits - 1) / n_splits;
-    split_cells = std::max<std::int64_t>((split_cells + kTile - 1) / kTile * kTile, kTile);
+    interleaved = (n_splits < op.bases) ? 1 : op.bases;
+    n_splits -= n_splits % interleaved;
+    const std::int64_t runs = n_splits / interleaved;
+    run_cells = std::max<std::int64_t>((tiles + runs - 1) / runs, 1) * kTile;
 
     if (static_cast<std::int64_t>(unfinished.size()) < groups) {
       unfinished = std::vector<std::atomic<std::int64_t>>(static_cast<std::size_t>(groups));
@@ -171,13 +175,14 @@ struct AttentionJob::Impl {
     const int first_head = static_cast<int>(head_group) * piece_heads;
     const TokenBlock tokens = token_block(block);
     if (tokens.count <= 0) return;
-    const std::int64_t begin = std::min(split * split_cells, op.args.n_kv);
-    const std::int64_t end = std::min(begin + split_cells, op.args.n_kv);
+    const std::int64_t begin = split / interleaved * run_cells;
+    const std::int64_t end = std::min(begin + run_cells, op.args.n_kv);
     const auto group = static_cast<std::size_t>(block * head_groups + head_group);
     const auto heads = static_cast<std::size_t>(piece_heads);
     if (thread.states.size() < heads) thread.states.resize(heads);
     BlockState* first = (n_splits > 1) ? &partial[group * static_cast<std::size_t>(n_splits) * heads] : thread.states.data();
-    thread.worker.run(op, first_head, piece_heads, tokens, begin, end, first + split * piece_heads);
+    thread.worker.run(op, first_head, piece_heads, tokens, begin + split % interleaved * kTile, end, interleaved * kTile,
+                      first + split * piece_heads);
     if (n_splits == 1) {
       for (int h = 0; h < piece_heads; ++h) {
         for (int r = 0; r < tokens.count * op.group; ++r) thread.worker.finish(op, first_head + h, tokens, r, first + h, 1, 1);

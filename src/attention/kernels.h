@@ -105,6 +105,11 @@ struct Kernels {
   void (*key_scores)(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows, int words,
                      const std::uint32_t* tile, const float* gain, bool add, float* s);
 
+  // For few rows, null where registers do not suffice: unpack_keys of n_words and key_scores in one, from `packed`.
+  void (*packed_key_scores)(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows,
+                            const std::uint32_t* packed, const KeyWord* words, int n_words, const float* gain, bool add,
+                            float* s);
+
   // w[j] = p[j] * gain[j] / scale rounded, at most 255, j < kTile; p and gain are >= 0. Returns scale, 0 if all are 0;
   // *total = sum of w.
   float (*quantise_weights)(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total);
@@ -113,6 +118,10 @@ struct Kernels {
   // cols, a multiple of 64. Bytes of the tile are at most `largest` <= 15.
   void (*value_sums)(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,
                      float* out, std::int64_t ldo);
+
+  // Likewise: spread of two bits (ldi = n = lanes = field_stride, a multiple of 16; ldo = 4 lanes) and value_sums in one.
+  void (*packed_value_sums)(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* packed, int lanes,
+                            float* out, std::int64_t ldo);
 
   // out[r] = a[r] * b, r < rows, for complex rows [2 n] stored as n real parts, then n imaginary parts; n is a multiple of
   // kPanel. out may be a.

@@ -30,6 +30,8 @@ const Kernels* avx512_kernels() {
     k.unpack_keys = Code::unpack_keys;
     k.spread = Code::spread;
     k.key_scores = Code::key_scores;
+    k.packed_key_scores = Code::packed_key_scores;
+    k.packed_value_sums = Code::packed_value_sums;
     k.quantise_weights = Code::quantise_weights;
     k.value_sums = Code::value_sums;
     return k;

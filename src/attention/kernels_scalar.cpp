@@ -219,10 +219,11 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 }  // namespace
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = {
-      "scalar",         widen,        mask_row,        dots,       transpose, multiply,    project, mirrored_multiply,
-      logits,           exponentials, transpose_words, interleave, look_up,   unpack_keys, spread,  key_scores,
-      quantise_weights, value_sums,   complex_multiply};
+  static constexpr Kernels kernels = {"scalar",        widen,      mask_row,          dots,        transpose,
+                                      multiply,        project,    mirrored_multiply, logits,      exponentials,
+                                      transpose_words, interleave, look_up,           unpack_keys, spread,
+                                      key_scores,      nullptr,    quantise_weights,  value_sums,  nullptr,
+                                      complex_multiply};
   return kernels;
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -164,7 +165,7 @@ TEST(IntegerQuery, NaNAndZeroStayWhatTheyAre) {
 
 // Logits of the integer query, exactly: the codec's decoded row times scale * bytes.
 TEST_P(IntegerCodes, KeyScoresAreTheDecodedRowsTimesTheIntegerQuery) {
-  constexpr int kRows = 5;
+  constexpr int kRows = kFewRows + 1;  // all at once, and the first five as few rows are
   for (const auto& codec : key_codecs()) {
     const Rows rows(*codec, 11);
     for (int h = 0; h < codec->n_head_kv(); ++h) {
@@ -180,11 +181,13 @@ TEST_P(IntegerCodes, KeyScoresAreTheDecodedRowsTimesTheIntegerQuery) {
       }
       for (const int cells : {kTile, 1, 37}) {
         IntegerTile tile;
-        tile.load_keys(kernels(), form, key_word_plan(form), rows.bytes.data(), rows.stride, cells);
-        for (const bool add : {false, true}) {
+        const std::vector<Kernels::KeyWord> plan = key_word_plan(form);
+        tile.load_keys(kernels(), form, plan, rows.bytes.data(), rows.stride, cells);
+        for (const auto& [n_rows, add] :
+             {std::pair(kRows, false), std::pair(kRows, true), std::pair(5, false), std::pair(5, true)}) {
           std::vector<float> s(kRows * kTile, 2.0F);
-          tile.score(kernels(), packed.data(), about.data(), kRows, add, s.data());
-          for (int r = 0; r < kRows; ++r) {
+          tile.score(kernels(), packed.data(), about.data(), n_rows, add, s.data());
+          for (int r = 0; r < n_rows; ++r) {
             for (int j = 0; j < cells; ++j) {
               std::vector<float> inner(size_of(dim));
               codec->decode_inner(h, rows.row(j), inner);
@@ -241,16 +244,17 @@ TEST_P(IntegerCodes, WeightsAreRoundedToTheirTileAndCounted) {
 // Sums of weighted codes against decoded rows, for weights that need no rounding: exact up to binary32. In tiles of one basis,
 // with a border of two, and with all mixed.
 TEST_P(IntegerCodes, ValueSumsAreTheWeightedDecodedRows) {
-  constexpr int kRows = 3;
+  constexpr int kRows = kFewRows + 1;
   for (const auto& codec : value_codecs()) {
-    for (const auto& [first, run] : {std::pair(0, kTile), std::pair(3, kTile), std::pair(1, 23), std::pair(2, 1)}) {
+    for (const auto& [first, run, n_rows] : {std::tuple(0, kTile, 3), std::tuple(0, kTile, kRows), std::tuple(3, kTile, 7),
+                                             std::tuple(1, 23, 3), std::tuple(2, 1, 3)}) {
       const Rows rows(*codec, 23, first, run);
       const int dim = codec->head_dim();
       for (int h = 0; h < codec->n_head_kv(); ++h) {
         const CodeForm& form = *codec->code_form(h);
         IntegerTile tile;
         tile.load_values(kernels(), form, rows.bytes.data(), rows.stride, kTile);
-        // Row 0: every weight the largest; row 1: random bytes; row 2: one token.
+        // Row 0: every weight the largest; row 1: random bytes; the others: one token.
         std::vector<float> p(kRows * kTile);
         std::mt19937 rng(9);
         std::set<int> largest_at;  // a token of every basis: its weight decides the step
@@ -266,15 +270,15 @@ TEST_P(IntegerCodes, ValueSumsAreTheWeightedDecodedRows) {
             const float gain = form.gain[rows.row(j)[form.gain_offset]];
             const int byte = (r == 0)   ? 255
                              : (r == 1) ? (largest_at.contains(j) ? 255 : static_cast<int>(rng() % 256))
-                                        : (j == 20 ? 255 : 0);
+                                        : (j == 20 + r ? 255 : 0);
             p[size_of(r * kTile + j)] = (gain > 0.0F) ? static_cast<float>(byte) / gain : 0.0F;
           }
         }
         const int cols = 4 * value_lanes(dim);
         std::vector<float> sums(size_of(kRows * form.bases * cols), 0.0F);
         std::vector<double> weight(5 * kRows, 0.0);
-        for (int repeat = 0; repeat < 2; ++repeat) tile.add_values(kernels(), p.data(), kRows, sums.data(), weight.data(), 5);
-        for (int r = 0; r < kRows; ++r) {
+        for (int repeat = 0; repeat < 2; ++repeat) tile.add_values(kernels(), p.data(), n_rows, sums.data(), weight.data(), 5);
+        for (int r = 0; r < n_rows; ++r) {
           EXPECT_EQ(weight[size_of(5 * r + 4)], 0.0);
           std::vector<float> out(size_of(dim));
           for (int b = 0; b < form.bases; ++b) {
