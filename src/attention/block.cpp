@@ -132,8 +132,21 @@ void BlockWorker::attend_tile(HeadQueries& queries, BlockState& state) {
     if (plan_.any_exact()) code_scores_.reserve(size_of(rows * kTile));
     score_codes(queries, plan_.any_exact() ? code_scores_.data() : scores_.data());
   }
+  weighing_ = false;
+  if (plan_.any_code() && op_->integer) {
+    load_values(queries);
+    weighing_ = !plan_.any_exact() && integer_tile_.one_basis();
+    if (weighing_) integer_tile_.start_weights(rows);
+  }
   for (int t = 0; t < block_.count; ++t) softmax_token(queries, t, state);
   add_values(queries, state);
+}
+
+void BlockWorker::load_values(const HeadQueries& queries) {
+  const std::size_t stride = op_->v_codec->row_bytes();
+  const std::uint8_t* row =
+      op_->args.cache->code_rows(op_->args.layer_index, false) + static_cast<std::size_t>(plan_.cell(0)) * stride;
+  integer_tile_.load_values(*op_->kernels, *op_->v_codec->code_form(queries.kv_head_), row, stride, plan_.n_cells());
 }
 
 void BlockWorker::score_codes(HeadQueries& queries, float* s) {
@@ -174,6 +187,7 @@ void BlockWorker::softmax_token(const HeadQueries& queries, int token, BlockStat
     float* s = scores_.data() + row * kTile;
     float* code = mixed ? code_scores_.data() + row * kTile : nullptr;
     if (!plan_.visible(token)) {
+      if (weighing_) integer_tile_.weigh_nothing(row);
       std::fill_n(s, kTile, 0.0F);
       if (mixed) std::fill_n(code, kTile, 0.0F);
       continue;
@@ -185,12 +199,15 @@ void BlockWorker::softmax_token(const HeadQueries& queries, int token, BlockStat
     if (std::max(total.reference, tile_max) == kInvisible) {  // all are -inf, or NaN, which comparisons overlook
       if (std::any_of(s, s + kTile, [](float x) { return std::isnan(x); }))
         total.reference = std::numeric_limits<float>::quiet_NaN();
+      if (weighing_) integer_tile_.weigh_nothing(row);
       std::fill_n(s, kTile, 0.0F);
       if (mixed) std::fill_n(code, kTile, 0.0F);
       continue;
     }
     if (tile_max > total.reference + kHeadroom) rescale(state, row, tile_max);
-    const auto sum = static_cast<double>(op_->kernels->exponentials(s, total.reference));
+    const auto sum =
+        static_cast<double>(weighing_ ? integer_tile_.weigh(*op_->kernels, row, s, total.reference, total.code_weight.data())
+                                      : op_->kernels->exponentials(s, total.reference));
     total.sum += sum;
     if (mixed) {
       const std::uint32_t* select = plan_.select_code(token);
@@ -235,10 +252,10 @@ void BlockWorker::add_values(const HeadQueries& queries, BlockState& state) {
   }
   if (!plan_.any_code()) return;
   const float* p = plan_.any_exact() ? code_scores_.data() : scores_.data();
-  if (op_->integer) {
-    const std::size_t stride = op_->v_codec->row_bytes();
-    const std::uint8_t* row = args.cache->code_rows(args.layer_index, false) + static_cast<std::size_t>(plan_.cell(0)) * stride;
-    integer_tile_.load_values(kernels, *op_->v_codec->code_form(kv_head), row, stride, plan_.n_cells());
+  if (weighing_) {
+    state.use_bases(*op_, integer_tile_.bases_used());
+    integer_tile_.add_weighed(kernels, rows, state.code.data());
+  } else if (op_->integer) {
     state.use_bases(*op_, integer_tile_.bases_used());
     constexpr std::ptrdiff_t kStride = sizeof(BlockState::Row) / sizeof(double);
     integer_tile_.add_values(kernels, p, rows, state.code.data(), state.rows.front().code_weight.data(), kStride);

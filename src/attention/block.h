@@ -95,6 +95,7 @@ class BlockWorker {
   void fetch_codes(std::int64_t column, int part, int parts) const;
   void attend_tile(HeadQueries& queries, BlockState& state);
   void score_codes(HeadQueries& queries, float* s);
+  void load_values(const HeadQueries& queries);
   void softmax_token(const HeadQueries& queries, int token, BlockState& state);
   void merge_tiers(int token, int row);
   void rescale(BlockState& state, int row, float reference) const;
@@ -108,6 +109,7 @@ class BlockWorker {
   RowPointers k_rows_{}, v_rows_{};
   FloatTile exact_tile_, code_tile_;
   IntegerTile integer_tile_;
+  bool weighing_ = false;  // softmax makes the integer tile's weights: nobody else wants probabilities
   FloatBuffer scores_, code_scores_,
       mean_scores_;                         // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
   FloatBuffer merged_exact_, merged_code_;  // of one row

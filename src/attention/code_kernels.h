@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/float_kernels.h"
 #include "attention/kernels.h"
 #include "attention/row_blocks.h"
 
@@ -59,9 +60,17 @@ struct CodeKernels {
     }
   }
 
-  static void look_up(const std::uint8_t* rows, std::size_t stride, const float* table, float* out) {
+  static std::uint32_t look_up(const std::uint8_t* rows, std::size_t stride, const float* table, float* out) {
+    std::uint32_t both = 0xFF;
+    std::uint32_t either = 0;
 #pragma GCC unroll 8
-    for (int j = 0; j < kTile; ++j) out[j] = table[rows[static_cast<std::size_t>(j) * stride]];
+    for (int j = 0; j < kTile; ++j) {
+      const std::uint32_t byte = rows[static_cast<std::size_t>(j) * stride];
+      out[j] = table[byte];
+      both &= byte;
+      either |= byte;
+    }
+    return both | either << 8;
   }
 
   // (x >> right, or << left) without the shift by 0.
@@ -220,16 +229,14 @@ struct CodeKernels {
     V::store(to, add ? V::multiply_add(factor, sum, V::load(to)) : V::multiply(factor, sum));
   }
 
-  static float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total) {
-    constexpr int kAll = kTile / V::kWords;
-    constexpr std::size_t kAllVectors = kAll;
-    Floats x[kAllVectors];
+  static constexpr int kAll = kTile / V::kWords;
+  static constexpr std::size_t kAllVectors = kAll;
+
+  // Weights of products x of probabilities and gains.
+  static float round_weights(const Floats (&x)[kAllVectors], std::uint8_t* w, std::int32_t* total) {
     Floats most = V::zero();
 #pragma GCC unroll 16
-    for (int v = 0; v < kAll; ++v) {
-      x[v] = V::multiply(V::load(p + v * V::kWords), V::load(gain + v * V::kWords));
-      most = V::larger(most, x[v]);
-    }
+    for (int v = 0; v < kAll; ++v) most = V::larger(most, x[v]);
     const float largest = V::largest(most);
     const bool any = largest > 1e-30F;  // below, the factor would overflow
     const Floats factor = V::all(any ? 255.0F / largest : 0.0F);
@@ -238,6 +245,27 @@ struct CodeKernels {
     for (int v = 0; v < kAll; ++v) V::store_bytes(w + v * V::kWords, V::multiply(x[v], factor), sums);
     *total = V::sum(sums);
     return any ? largest / 255.0F : 0.0F;
+  }
+
+  static float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total) {
+    Floats x[kAllVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kAll; ++v) x[v] = V::multiply(V::load(p + v * V::kWords), V::load(gain + v * V::kWords));
+    return round_weights(x, w, total);
+  }
+
+  static float weigh(const float* s, float max, const float* gain, std::uint8_t* w, float* scale, std::int32_t* total) {
+    const Floats maximum = V::all(max);
+    Floats sum = V::zero();
+    Floats x[kAllVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kAll; ++v) {
+      const Floats p = FloatKernels<V>::exponential(V::subtract(V::load(s + v * V::kWords), maximum));
+      sum = V::add(sum, p);
+      x[v] = V::multiply(p, V::load(gain + v * V::kWords));
+    }
+    *scale = round_weights(x, w, total);
+    return V::sum(sum);
   }
 
   static void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int largest,

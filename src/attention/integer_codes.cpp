@@ -100,8 +100,8 @@ void IntegerTile::load_keys(const Kernels& kernels, const CodeForm& form, std::s
 void IntegerTile::load_values(const Kernels& kernels, const CodeForm& form, const std::uint8_t* row, std::size_t stride,
                               int cells) {
   row = whole(row, stride, cells);
-  kernels.look_up(row + form.gain_offset, stride, form.gain.data(), gain_.data());
-  find_bases(form, row + form.gain_offset, stride);
+  const std::uint8_t* gains = row + form.gain_offset;
+  find_bases(form, gains, stride, kernels.look_up(gains, stride, form.gain.data(), gain_.data()));
   lanes_ = value_lanes(form.coded);
   words_.reserve(size_of(kTile / 4 * (lanes_ + 16)));
   const CodePlane& front = form.planes.front();
@@ -152,19 +152,11 @@ void IntegerTile::score(const Kernels& kernels, const std::uint32_t* q, const In
 
 void IntegerTile::add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight,
                              std::ptrdiff_t weight_stride) {
-  weights_.resize(size_of(rows * kTile));
-  scales_.resize(size_of(rows));
-  const int cols = 4 * lanes_;
-  const bool few = packed_ && kernels.packed_value_sums != nullptr && rows <= kFewRows;
-  if (packed_ && !few) {
-    tile_.reserve(size_of(kTile / 4 * cols));
-    kernels.spread(words_.data(), {lanes_, lanes_, cols, lanes_, 2, 0, false}, tile_.data());
-    largest_ = 3;
-  }
+  start_weights(rows);
   alignas(64) std::array<float, kTile> gain;
   for (int b = 0; b < bases_; ++b) {
     if ((bases_used_ >> b & 1U) == 0) continue;
-    const bool all = bases_used_ == 1U << b;
+    const bool all = one_basis();
     for (std::size_t j = 0; j < gain.size(); ++j) gain[j] = all || basis_[j] == b ? gain_[j] : 0.0F;
     for (int r = 0; r < rows; ++r) {
       std::int32_t total = 0;
@@ -172,20 +164,59 @@ void IntegerTile::add_values(const Kernels& kernels, const float* p, int rows, f
       scales_[size_of(r)] = scale;
       weight[r * weight_stride + b] += static_cast<double>(scale) * total;
     }
-    float* to = sums + b * cols;
-    if (few) {
-      kernels.packed_value_sums(weights_.data(), scales_.data(), rows, words_.data(), lanes_, to, bases_ * cols);
-    } else {
-      kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), cols, largest_, to, bases_ * cols);
-    }
+    add_basis(kernels, b, rows, sums);
   }
 }
 
-// A tile of a sequence whose positions were never shifted has rows of one basis only.
-void IntegerTile::find_bases(const CodeForm& form, const std::uint8_t* gains, std::size_t stride) {
+void IntegerTile::start_weights(int rows) {
+  weights_.resize(size_of(rows * kTile));
+  scales_.resize(size_of(rows));
+}
+
+float IntegerTile::weigh(const Kernels& kernels, int r, const float* s, float max, double* weight) {
+  std::int32_t total = 0;
+  float& scale = scales_[size_of(r)];
+  const float sum = kernels.weigh(s, max, gain_.data(), weights_.data() + r * kTile, &scale, &total);
+  weight[std::countr_zero(bases_used_)] += static_cast<double>(scale) * total;
+  return sum;
+}
+
+void IntegerTile::weigh_nothing(int r) {
+  scales_[size_of(r)] = 0.0F;
+  std::fill_n(weights_.begin() + r * kTile, kTile, std::uint8_t{0});
+}
+
+void IntegerTile::add_weighed(const Kernels& kernels, int rows, float* sums) {
+  add_basis(kernels, std::countr_zero(bases_used_), rows, sums);
+}
+
+void IntegerTile::add_basis(const Kernels& kernels, int b, int rows, float* sums) {
+  const int cols = 4 * lanes_;
+  float* to = sums + b * cols;
+  if (packed_ && kernels.packed_value_sums != nullptr && rows <= kFewRows) {
+    kernels.packed_value_sums(weights_.data(), scales_.data(), rows, words_.data(), lanes_, to, bases_ * cols);
+    return;
+  }
+  if (packed_) {
+    tile_.reserve(size_of(kTile / 4 * cols));
+    kernels.spread(words_.data(), {lanes_, lanes_, cols, lanes_, 2, 0, false}, tile_.data());
+    largest_ = 3;
+    packed_ = false;
+  }
+  kernels.value_sums(weights_.data(), scales_.data(), rows, tile_.data(), cols, largest_, to, bases_ * cols);
+}
+
+// A tile of a sequence whose positions were never shifted has rows of one basis only. `bits`: what look_up() said about the
+// gains.
+void IntegerTile::find_bases(const CodeForm& form, const std::uint8_t* gains, std::size_t stride, std::uint32_t bits) {
   bases_ = form.bases;
   bases_used_ = 1;
   if (bases_ == 1) return;
+  const std::uint32_t both = (bits & 0xFFU) >> form.basis_shift;
+  if (both == bits >> 8 >> form.basis_shift) {
+    bases_used_ = 1U << both;
+    return;
+  }
   bases_used_ = 0;
   for (std::size_t j = 0; j < basis_.size(); ++j) {
     const unsigned byte = gains[j * stride];

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -45,13 +46,22 @@ class IntegerTile {
   void score(const Kernels& kernels, const std::uint32_t* q, const IntegerQuery* query, int rows, bool add, float* s);
   // Of load_values: bit b is set if some row is in basis b.
   [[nodiscard]] unsigned bases_used() const { return bases_used_; }
+  [[nodiscard]] bool one_basis() const { return std::has_single_bit(bases_used_); }
   // Of the rows in basis b: sums[(r * bases + b) * 4 lanes + column] += weighted codes, weight[r * weight_stride + b] +=
   // weights; p [rows][kTile] >= 0.
   void add_values(const Kernels& kernels, const float* p, int rows, float* sums, double* weight, std::ptrdiff_t weight_stride);
 
+  // The same in steps, for a tile of one basis: row r's p = exp(s - max) for s [kTile]. Returns the sum of p; its part of
+  // `weight` [bases] is added.
+  void start_weights(int rows);
+  float weigh(const Kernels& kernels, int r, const float* s, float max, double* weight);
+  void weigh_nothing(int r);
+  void add_weighed(const Kernels& kernels, int rows, float* sums);
+
  private:
   const std::uint8_t* whole(const std::uint8_t* row, std::size_t stride, int cells);
-  void find_bases(const CodeForm& form, const std::uint8_t* gains, std::size_t stride);
+  void find_bases(const CodeForm& form, const std::uint8_t* gains, std::size_t stride, std::uint32_t bits);
+  void add_basis(const Kernels& kernels, int b, int rows, float* sums);
 
   std::vector<std::uint8_t> last_;  // rows of a tile that has fewer than kTile
   WordBuffer words_, aligned_;      // packed, transposed

@@ -74,8 +74,8 @@ struct Kernels {
   // Byte b of out[t * ldo + i] = byte i of row 4 t + b, i < bytes rounded up to 16, t < kTile / 4.
   void (*interleave)(const std::uint8_t* rows, std::size_t stride, int bytes, std::int64_t ldo, std::uint32_t* out);
 
-  // out[j] = table[byte 0 of row j].
-  void (*look_up)(const std::uint8_t* rows, std::size_t stride, const float* table, float* out);
+  // out[j] = table[byte 0 of row j]. Returns the AND of those bytes, and their OR times 256.
+  std::uint32_t (*look_up)(const std::uint8_t* rows, std::size_t stride, const float* table, float* out);
 
   // Codes of keys as bytes. Word w of the result is made of two-bit fields of `packed` [words][kTile]: level l of it lies in
   // the 32 bits that begin at bit shift[l] of word at[l] (of each token), keep[l] says which bytes belong to it.
@@ -113,6 +113,9 @@ struct Kernels {
   // w[j] = p[j] * gain[j] / scale rounded, at most 255, j < kTile; p and gain are >= 0. Returns scale, 0 if all are 0;
   // *total = sum of w.
   float (*quantise_weights)(const float* p, const float* gain, std::uint8_t* w, std::int32_t* total);
+
+  // exponentials() of s and quantise_weights() of them in one; s stays. Returns the sum of exponentials.
+  float (*weigh)(const float* s, float max, const float* gain, std::uint8_t* w, float* scale, std::int32_t* total);
 
   // out[r * ldo + c] += scale[r] * sum over j < kTile of w[r * kTile + j] * byte (j mod 4) of tile[(j / 4) * cols + c], c <
   // cols, a multiple of 64. Bytes of the tile are at most `largest` <= 15.

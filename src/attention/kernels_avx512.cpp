@@ -33,6 +33,7 @@ const Kernels* avx512_kernels() {
     k.packed_key_scores = Code::packed_key_scores;
     k.packed_value_sums = Code::packed_value_sums;
     k.quantise_weights = Code::quantise_weights;
+    k.weigh = Code::weigh;
     k.value_sums = Code::value_sums;
     return k;
   }();

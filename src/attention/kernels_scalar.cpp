@@ -140,8 +140,15 @@ void interleave(const std::uint8_t* rows, std::size_t stride, int bytes, std::in
   }
 }
 
-void look_up(const std::uint8_t* rows, std::size_t stride, const float* table, float* out) {
-  for (std::size_t j = 0; j < kTile; ++j) out[j] = table[rows[j * stride]];
+std::uint32_t look_up(const std::uint8_t* rows, std::size_t stride, const float* table, float* out) {
+  std::uint32_t both = 0xFF;
+  std::uint32_t either = 0;
+  for (std::size_t j = 0; j < kTile; ++j) {
+    out[j] = table[rows[j * stride]];
+    both &= rows[j * stride];
+    either |= rows[j * stride];
+  }
+  return both | either << 8;
 }
 
 void unpack_keys(const std::uint32_t* packed, const Kernels::KeyWord* words, int n_words, std::uint32_t* tile) {
@@ -205,6 +212,14 @@ float quantise_weights(const float* p, const float* gain, std::uint8_t* w, std::
   return any ? largest / 255.0F : 0.0F;
 }
 
+float weigh(const float* s, float max, const float* gain, std::uint8_t* w, float* scale, std::int32_t* total) {
+  float p[kTile];
+  std::copy_n(s, kTile, p);
+  const float sum = exponentials(p, max);
+  *scale = quantise_weights(p, gain, w, total);
+  return sum;
+}
+
 void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* tile, int cols, int /*largest*/,
                 float* out, std::int64_t ldo) {
   for (int r = 0; r < rows; ++r) {
@@ -219,11 +234,11 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 }  // namespace
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = {"scalar",        widen,      mask_row,          dots,        transpose,
-                                      multiply,        project,    mirrored_multiply, logits,      exponentials,
-                                      transpose_words, interleave, look_up,           unpack_keys, spread,
-                                      key_scores,      nullptr,    quantise_weights,  value_sums,  nullptr,
-                                      complex_multiply};
+  static constexpr Kernels kernels = {"scalar",        widen,           mask_row,          dots,        transpose,
+                                      multiply,        project,         mirrored_multiply, logits,      exponentials,
+                                      transpose_words, interleave,      look_up,           unpack_keys, spread,
+                                      key_scores,      nullptr,         quantise_weights,  weigh,       value_sums,
+                                      nullptr,         complex_multiply};
   return kernels;
 }
 

@@ -63,10 +63,12 @@ void TilePlan::load_causal(const AttentionArgs& args, const TokenBlock& block) {
 }
 
 void TilePlan::find_visible_cells(int tokens) {
+  all_seen_ = false;
   seen_.fill(kInvisible);
   for (int t = 0; t < tokens; ++t) {
     if (!visible(t)) continue;
     if (bias(t) == nullptr) {
+      all_seen_ = true;
       seen_.fill(0.0F);
       return;
     }
@@ -133,17 +135,26 @@ bool TilePlan::all_coded(const KvCache::CellView& cells, const Windows& windows,
   const std::int32_t* position = cells.position + first_cell_;
   const std::int32_t* slot = cells.slot + first_cell_;
   const std::uint8_t* flags = cells.flags + first_cell_;
-  std::int32_t slots = -1, least = position[0], most = position[0], off_run = 0;
+  std::int32_t slots = -1, least = position[0], most = position[0] + kTile - 1, off_run = 0;
   std::uint8_t coded = 1;
   for (int j = 0; j < kTile; ++j) slots &= slot[j];
   for (int j = 0; j < kTile; ++j) coded &= flags[j];
-  for (int j = 0; j < kTile; ++j) {
-    least = std::min(least, position[j]);
-    most = std::max(most, position[j]);
-    off_run |= (position[j] - j) ^ position[0];
+  for (int j = 0; j < kTile; ++j) off_run |= (position[j] - j) ^ position[0];
+  if (off_run != 0) {
+    least = *std::min_element(position, position + kTile);
+    most = *std::max_element(position, position + kTile);
   }
   if (slots != -1 || coded == 0 || least < 0 || windows.exact(least, block.oldest) || windows.exact(most, block.oldest)) {
     return false;
+  }
+  if (all_seen_) {
+    reads_.fill(kCode);
+    std::copy_n(position, kTile, position_.begin());
+    code_positions_.at = position_;
+    code_positions_.run_start = position[0];
+    any_code_ = true;
+    if (off_run != 0) code_positions_.find_run();
+    return true;
   }
   bool all = true;
   for (int j = 0; j < kTile; ++j) {

@@ -68,6 +68,7 @@ class TilePlan {
   std::array<std::uint8_t, kTile> reads_{};
   std::array<Tier, kTile> tier_{};
   alignas(32) std::array<float, kTile> seen_{};  // largest bias over the block's tokens
+  bool all_seen_ = false;                        // without a bias
   bool any_exact_ = false, any_code_ = false;
   std::uint64_t misses_ = 0;
   FloatBuffer bias_;                   // [tokens][kTile]

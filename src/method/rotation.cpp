@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -24,6 +25,17 @@ constexpr std::array<std::pair<Composition, std::string_view>, 9> kNames{{
     {Composition::h_pbr_r, "h_pbr_r"},
     {Composition::r_h_pbr, "r_h_pbr"},
 }};
+
+// Four numbers in a register: compilers do not find them in loops over short strides.
+constexpr int kLanes = 4;
+using Lanes [[gnu::vector_size(kLanes * sizeof(float))]] = float;
+
+Lanes load(const float* p) {
+  Lanes v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+void store(float* p, Lanes v) { std::memcpy(p, &v, sizeof v); }
 
 unsigned checked_dim(int dim, std::string_view what) {
   if (dim <= 0) fail("{}: dimension {} is not positive", what, dim);
@@ -81,25 +93,25 @@ MatrixD hadamard(int dim) {
 
 void hadamard_in_place(float* x, int dim) {
   const int block = dim & -dim;
-  const auto butterfly = [x](int i, int stride) {
-    const float a = x[i];
-    const float b = x[i + stride];
-    x[i] = a + b;
-    x[i + stride] = a - b;
-  };
-  constexpr int kStep = 4;  // from this stride on in steps that vectors suit
-  for (int stride = 1; stride < block; stride *= 2) {
-    for (int first = 0; first < dim; first += 2 * stride) {
-      if (stride < kStep) {
-        for (int i = first; i < first + stride; ++i) butterfly(i, stride);
-      } else {
-        for (int i = first; i < first + stride; i += kStep) {
-          float sum[kStep];
-          float difference[kStep];
-          for (int j = 0; j < kStep; ++j) sum[j] = x[i + j] + x[i + j + stride];
-          for (int j = 0; j < kStep; ++j) difference[j] = x[i + j] - x[i + j + stride];
-          for (int j = 0; j < kStep; ++j) x[i + j] = sum[j];
-          for (int j = 0; j < kStep; ++j) x[i + j + stride] = difference[j];
+  if (block == 2) {
+    for (int i = 0; i < dim; i += 2) {
+      const float a = x[i];
+      x[i] = a + x[i + 1];
+      x[i + 1] = a - x[i + 1];
+    }
+  } else if (block >= kLanes) {
+    for (int i = 0; i < dim; i += kLanes) {
+      Lanes v = load(x + i);
+      v = __builtin_shufflevector(v, v, 1, 0, 3, 2) + v * Lanes{1, -1, 1, -1};
+      store(x + i, __builtin_shufflevector(v, v, 2, 3, 0, 1) + v * Lanes{1, 1, -1, -1});
+    }
+    for (int stride = kLanes; stride < block; stride *= 2) {
+      for (int first = 0; first < dim; first += 2 * stride) {
+        for (int i = first; i < first + stride; i += kLanes) {
+          const Lanes a = load(x + i);
+          const Lanes b = load(x + i + stride);
+          store(x + i, a + b);
+          store(x + i + stride, a - b);
         }
       }
     }

@@ -48,8 +48,9 @@ struct Avx2 {
   static Floats absolute(Floats v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), v); }
   static Floats with_sign(Floats size, Floats sign) { return _mm256_or_ps(size, _mm256_and_ps(sign, _mm256_set1_ps(-0.0F))); }
   static Floats round(Floats v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static Floats power_of_two(Floats n) {  // n integral, -126 .. 127
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  static Floats times_power_of_two(Floats v, Floats n) {  // n integral, -126 .. 127; below, anything
+    return _mm256_mul_ps(
+        v, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
   }
   static Floats zero_below(Floats v, Floats x, Floats limit) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), v);

@@ -50,9 +50,7 @@ struct Avx512 {
   static Floats absolute(Floats v) { return _mm512_abs_ps(v); }
   static Floats with_sign(Floats size, Floats sign) { return _mm512_or_ps(size, _mm512_and_ps(sign, _mm512_set1_ps(-0.0F))); }
   static Floats round(Floats v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static Floats power_of_two(Floats n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
-  }
+  static Floats times_power_of_two(Floats v, Floats n) { return _mm512_scalef_ps(v, n); }
   static Floats zero_below(Floats v, Floats x, Floats limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
   }

@@ -52,8 +52,8 @@ struct Neon {
   static Floats absolute(Floats v) { return vabsq_f32(v); }
   static Floats with_sign(Floats size, Floats sign) { return vbslq_f32(vdupq_n_u32(0x80000000U), sign, size); }
   static Floats round(Floats v) { return vrndnq_f32(v); }
-  static Floats power_of_two(Floats n) {
-    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+  static Floats times_power_of_two(Floats v, Floats n) {
+    return vmulq_f32(v, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23)));
   }
   static Floats zero_below(Floats v, Floats x, Floats limit) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(v), vcltq_f32(x, limit)));
