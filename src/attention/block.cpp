@@ -66,11 +66,18 @@ void HeadQueries::load_code(const Operation& op) {
   if (form != nullptr) key_plan_ = key_word_plan(*form);
   words_.reserve(size_of(rows_ * words));
   integer_.resize(size_of(rows_));
+  const float* matrix = (op.k_dim % kPanel == 0) ? op.k_codec->query_matrix(kv_head_) : nullptr;
+  if (matrix != nullptr) {  // all rows at once, so that the matrix is read once
+    const int columns = (form != nullptr) ? round_up(form->coded, kPanel) : op.k_dim;
+    op.kernels->multiply(q_.data(), op.k_ld, rows_, op.k_dim, matrix, op.k_dim, columns, code_q_.data(), op.k_ld, false);
+  }
   for (int r = 0; r < rows_; ++r) {
     const std::span<const float> q(q_.data() + r * op.k_ld, size_of(op.k_dim));
     float* out = code_q_.data() + r * op.k_ld;
-    op.k_codec->query_to_inner(kv_head_, q, {out, q.size()});
-    std::fill(out + op.k_dim, out + op.k_ld, 0.0F);
+    if (matrix == nullptr) {
+      op.k_codec->query_to_inner(kv_head_, q, {out, q.size()});
+      std::fill(out + op.k_dim, out + op.k_ld, 0.0F);
+    }
     if (form != nullptr) integer_query(*form, out, words_.data() + r * words, integer_[size_of(r)]);
   }
   mean_.start(op.means[kv_head_], q_.data(), op.k_ld, rows_);
@@ -89,13 +96,15 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
   }
   std::uint64_t misses = 0;
   if (op.integer && begin < end) {
-    for (int h = 0; h < n_heads; ++h) fetch_codes(begin, h, n_heads);
+    for (const std::int64_t column : {begin, begin + step}) fetch_books(column);
+    for (int h = 0; h < n_heads; ++h) fetch_rows(begin, first_head + h, h, n_heads);
   }
   for (std::int64_t column = begin; column < end; column += step) {
     if (!plan_.build(op.args, *op.kernels, block, column)) continue;
     misses += plan_.misses();
+    if (op.integer) fetch_books(column + 2 * step);
     for (int h = 0; h < n_heads; ++h) {
-      if (op.integer && column + step < end) fetch_codes(column + step, h, n_heads);
+      if (op.integer && column + step < end) fetch_rows(column + step, first_head + h, h, n_heads);
       attend_tile(heads_[size_of(first_head + h)], states[h]);
     }
   }
@@ -103,19 +112,51 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
   if (misses != 0 && first_head == 0 && op.args.layer_index == 0) op.args.cache->count_window_misses(misses);
 }
 
-// Asks for a part of the next tile's codes while this one is worked on: K and V alternate, which the processor's own prefetch
+// Asks for a part of the next tile's rows while this one is worked on: K and V alternate, which the processor's own prefetch
 // follows badly, and all of it at once would wait for the memory. L2 is near enough; L1 is full of what is worked on.
-void BlockWorker::fetch_codes(std::int64_t column, int part, int parts) const {
+void BlockWorker::fetch_rows(std::int64_t column, int kv_head, int part, int parts) const {
+  const KvCache& cache = *op_->args.cache;
   const auto cells = static_cast<std::size_t>(std::min<std::int64_t>(kTile, op_->args.n_kv - column));
+  const std::int64_t cell = op_->args.first_cell + column;
+  constexpr std::size_t kLine = 64;
   for (const bool is_k : {true, false}) {
     const std::size_t stride = (is_k ? op_->k_codec : op_->v_codec)->row_bytes();
-    const std::uint8_t* row = op_->args.cache->code_rows(op_->args.layer_index, is_k) +
-                              static_cast<std::size_t>(op_->args.first_cell + column) * stride;
-    constexpr std::size_t kLine = 64;
+    const std::uint8_t* row = cache.code_rows(op_->args.layer_index, is_k) + static_cast<std::size_t>(cell) * stride;
     const std::size_t lines = (cells * stride + kLine - 1) / kLine;
     const std::size_t end = lines * size_of(part + 1) / size_of(parts);
     for (std::size_t i = lines * size_of(part) / size_of(parts); i < end; ++i) __builtin_prefetch(row + i * kLine, 0, 2);
   }
+  const std::int32_t* slot = cache.cells().slot + cell;
+  std::int32_t slots = -1;
+  for (std::size_t j = 0; j < cells; ++j) slots &= slot[j];
+  if (slots == -1) return;
+  // Exact rows, of which a window's tile has many: those of one head.
+  constexpr std::ptrdiff_t kLineValues = kLine / sizeof(std::uint16_t);
+  for (const bool is_k : {true, false}) {
+    const auto dim = static_cast<std::ptrdiff_t>(is_k ? op_->k_dim : op_->v_dim);
+    const std::uint16_t* head = cache.exact_rows(op_->args.layer_index, is_k) + kv_head * dim;
+    for (std::size_t j = 0; j < cells; ++j) {
+      if (slot[j] < 0) continue;
+      const std::uint16_t* row = head + slot[j] * op_->n_head_kv * dim;
+      for (std::ptrdiff_t d = 0; d < dim; d += kLineValues) __builtin_prefetch(row + d, 0, 2);
+    }
+  }
+}
+
+// What the plan of a tile and fetch_rows() read.
+void BlockWorker::fetch_books(std::int64_t column) const {
+  if (column >= op_->args.n_kv) return;
+  const KvCache::CellView cells = op_->args.cache->cells();
+  const std::int64_t cell = op_->args.first_cell + column;
+  constexpr int kLine = 16;  // words
+  for (int j = 0; j < kTile; j += kLine) {
+    __builtin_prefetch(cells.position + cell + j);
+    __builtin_prefetch(cells.slot + cell + j);
+  }
+  __builtin_prefetch(cells.flags + cell);
+  if (op_->args.mask == nullptr || block_.count > 1) return;
+  const std::uint16_t* mask = op_->args.mask + block_.first * op_->args.mask_token_stride + column;
+  for (int j = 0; j < kTile; j += 2 * kLine) __builtin_prefetch(mask + j);
 }
 
 void BlockWorker::attend_tile(HeadQueries& queries, BlockState& state) {

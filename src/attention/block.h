@@ -92,7 +92,8 @@ class BlockWorker {
               std::int64_t step);
 
  private:
-  void fetch_codes(std::int64_t column, int part, int parts) const;
+  void fetch_rows(std::int64_t column, int kv_head, int part, int parts) const;
+  void fetch_books(std::int64_t column) const;
   void attend_tile(HeadQueries& queries, BlockState& state);
   void score_codes(HeadQueries& queries, float* s);
   void load_values(const HeadQueries& queries);

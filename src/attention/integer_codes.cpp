@@ -11,6 +11,7 @@ std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
 constexpr float kMaxByte = 127.0F;
 constexpr float kMaxSum = 32767.0F;
+constexpr float kRounder = 0x1.8p23F;  // added to a small number it leaves the nearest integer
 
 }  // namespace
 
@@ -47,7 +48,8 @@ void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, Int
   std::array<float, 2> centres{};
   std::array<std::int32_t, 2> sums{};
   for (int d = 0; d < coded; ++d) {
-    const int byte = static_cast<int>(std::clamp(std::nearbyint(q[d] * inverse), -kMaxByte, kMaxByte));
+    const float nearest = (q[d] * inverse + kRounder) - kRounder;
+    const int byte = static_cast<int>(std::clamp(nearest, -kMaxByte, kMaxByte));
     out[4 * (d / 16) + d % 4] |= static_cast<std::uint32_t>(byte & 0xFF) << (8 * (d / 4 % 4));
     centres[size_of(d / 8 % 2)] += static_cast<float>(byte) * form.centre[size_of(d)];
     sums[size_of(d / 8 % 2)] += byte;

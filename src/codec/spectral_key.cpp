@@ -196,6 +196,8 @@ class SpectralKeyCodec final : public Codec {
     kernels_.row_times_matrix(q.data(), heads_[size_of(kv_head)].query.data(), head_dim_, inner.data());
   }
 
+  [[nodiscard]] const float* query_matrix(int kv_head) const override { return heads_[size_of(kv_head)].query.data(); }
+
   void inner_to_output(int /*kv_head*/, std::span<const float> /*inner*/, double /*weight*/,
                        std::span<float> /*out*/) const override {
     fail("spectral: a key codec has no output");

@@ -100,6 +100,8 @@ class Codec {
   virtual void decode_inner(int kv_head, std::span<const std::uint8_t> code, std::span<float> out) const = 0;
   // K codecs: q [head_dim] -> inner [head_dim].
   virtual void query_to_inner(int kv_head, std::span<const float> q, std::span<float> inner) const = 0;
+  // The same as a matrix M [head_dim, head_dim], row-major: inner = q M. Null: only query_to_inner.
+  [[nodiscard]] virtual const float* query_matrix(int /*kv_head*/) const { return nullptr; }
   // V codecs: ADDS the model-basis value of an accumulated inner row to out; weight = sum of the probabilities of coded rows
   // (needed to add a removed mean back).
   virtual void inner_to_output(int kv_head, std::span<const float> inner, double weight, std::span<float> out) const = 0;
