@@ -1,6 +1,8 @@
 // Rows of a product in blocks whose sums fit into registers. Include it only in files of one instruction set.
 #pragma once
 
+#include <algorithm>
+
 namespace oscar::attention {
 namespace {
 
@@ -13,7 +15,7 @@ struct Rows {
 // for its few sums.
 template <int kMost, class F>
 void in_row_blocks(int rows, F f) {
-  constexpr int kHighest = kMost < 6 ? kMost : 6;
+  constexpr int kHighest = std::min(kMost, 6);
   const int blocks = (rows + kHighest - 1) / kHighest;
   for (int block = 0, r = 0; block < blocks; ++block) {
     const int height = (rows - r + blocks - block - 1) / (blocks - block);
