@@ -16,10 +16,12 @@ demo:
 	scripts/build release -DOSCAR_TESTS=OFF
 	python3 scripts/demo.py '$(MODEL)'
 
+eval: SIZE = $(if $(QUICK),quick) $(if $(FULL),full) $(if $(FRESH),fresh) $(if $(LONG),long)
 eval:
+	@case '$(words $(SIZE))' in 0|1) ;; *) echo 'oscar: QUICK, FULL, FRESH and LONG exclude each other' >&2; exit 2;; esac
 	scripts/setup $(if $(FRESH),fresh,demo) '$(MODEL)'
 	scripts/build release -DOSCAR_TESTS=OFF
-	python3 scripts/eval.py '$(MODEL)' $(if $(FULL),full,$(if $(FRESH),fresh,$(if $(LONG),long,$(if $(QUICK),quick))))
+	python3 scripts/eval.py '$(MODEL)' $(SIZE)
 
 table:
 	for model in smollm2 qwen0.5b qwen1.5b gemma270m; do scripts/setup demo $$model || exit 1; done

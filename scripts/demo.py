@@ -24,8 +24,9 @@ DOCUMENT_START = "Before college the two main things I worked on"
 # Answered more than once between the 16-bit windows, that is, in coded rows.
 QUESTION = "Which computer did the author write his first programs for? Answer in one or two sentences."
 ANSWER_TOKENS = 96
-# An attention operation that escapes OSCAR ends the command.
-STRICT = {**os.environ, "OSCAR_STRICT": "1"}
+# An attention operation that escapes OSCAR ends the command; settings of the caller's shell would change the figures.
+STRICT = {name: value for name, value in os.environ.items() if name == "OSCAR_CACHE_DIR" or not name.startswith("OSCAR_")}
+STRICT["OSCAR_STRICT"] = "1"
 
 
 def oscar(*words, **options):

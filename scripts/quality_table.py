@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from common import MODELS, PINS, main
+from common import MODELS, PINS, Failure, main
 
 NAMES = {"spectral-2": "**OSCAR, 2 bits**", "spectral-3": "**OSCAR, 3 bits**", "oscar-repaired": "published codec, RoPE-mean removed",
          "oscar-published": "published OSCAR", "noise-floor": "noise floor"}
@@ -41,7 +41,12 @@ def run_main():
         if word in MODELS:
             from eval import evaluate
             _, word = evaluate(word, "full")
-        results.append(json.loads(Path(word).read_text()))
+        if not Path(word).exists():
+            raise Failure(f"{word} is neither a file nor a model; the models are {', '.join(MODELS)}")
+        try:
+            results.append(json.loads(Path(word).read_text()))
+        except ValueError:
+            raise Failure(f"{word} is not what oscar eval -o json writes") from None
     print("| model | cache | bits | KL mean | KL 99 % | same top token | perplexity | sequences |\n|---|---|---|---|---|---|---|---|")
     for result in results:
         for row in rows(result):

@@ -7,7 +7,7 @@ usage: readme_table.py [MODEL...]      after `make test` (all models) or `make d
 import json
 import sys
 
-from common import CACHE, MODELS, PINS, ROOT, main, say, write_atomically
+from common import CACHE, MODELS, PINS, ROOT, Failure, main, say, write_atomically
 from demo import calibrated, compared
 from eval import FULL_CALIBRATION_TOKENS
 
@@ -27,11 +27,14 @@ def rows(model):
     for name, variant in zip(CONTENDERS, result["variants"], strict=True):
         half = (variant["kl_mean_ci"][1] - variant["kl_mean_ci"][0]) / 2
         yield (f"| {title} | {name} | {variant['bits_per_element']:.2f} ({variant['bits_per_element_all']:.2f}) | {variant['kv_bytes'] / (1 << 20):.1f} MiB "
-               f"| {variant['kl_mean']:.3f} ± {half:.3f} | {variant['kl_p99']:.2f} | {100 * variant['same_top']:.1f} % |")
+               f"| {variant['kl_mean']:.3f} ± {half:.4f} | {variant['kl_p99']:.2f} | {100 * variant['same_top']:.1f} % |")
         title = ""
 
 
 def run_main():
+    for model in sys.argv[1:]:
+        if model not in MODELS:
+            raise Failure(f"there is no model '{model}'; the models are {', '.join(MODELS)}")
     print(HEAD)
     for model in sys.argv[1:] or MODELS:
         say(f"measuring {model}")

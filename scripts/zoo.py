@@ -6,12 +6,11 @@ docs/zoo has the same digest.
 usage: zoo.py [--publish] [MODEL...]     after scripts/setup and scripts/build (`make zoo MODEL=...` runs all three);
                                          --publish writes the cards to docs/zoo too
 """
-import os
 import re
 import sys
 
 from common import CACHE, MODELS, PINS, ROOT, Failure, main, run, say, write_atomically
-from demo import OSCAR
+from demo import OSCAR, STRICT
 
 TOKENS = 32768
 # The artifacts carry a date; this one stands for the release of the texts and models in pins.json.
@@ -29,7 +28,7 @@ def made(model):
     artifact.parent.mkdir(parents=True, exist_ok=True)
     say(f"calibrating {model} on {TOKENS} tokens")
     run([OSCAR, "calibrate", "-m", CACHE / "models" / f"{model}.gguf", "-f", CACHE / "texts" / "calibration.txt", "-n", TOKENS, "-o", artifact],
-        env={**os.environ, "OSCAR_STRICT": "1", "SOURCE_DATE_EPOCH": str(EPOCH)})
+        env={**STRICT, "SOURCE_DATE_EPOCH": str(EPOCH)})
     card = artifact.with_name(f"{model}.md")
     pins = PINS["models"][model]
     run([OSCAR, "card", artifact, "-o", card, "--base-model", pins["hub"], "--licence", pins["hub_licence"]])

@@ -268,14 +268,14 @@ int finish(const ModelMoments& moments, const CalibrateOptions& options, const f
 int fit_only(const CalibrateOptions& options) {
   const ModelMoments moments = load_moments(options.from_moments);
   fs::path output = options.output;
-  if (output.empty()) {
-    if (options.host.model.empty()) fail("where should the artifact go? use -o FILE, or -m MODEL to put it beside the model");
+  if (!options.host.model.empty()) {
     const GgufModel model = describe_model(Gguf(options.host.model));
     if (model.fingerprint != moments.model_fingerprint) {
       fail("{} holds moments of another model ({}), not of {}", options.from_moments, moments.model_name, options.host.model);
     }
-    output = beside_model(options.host.model, ".oscar.safetensors", model.fingerprint);
+    if (output.empty()) output = beside_model(options.host.model, ".oscar.safetensors", model.fingerprint);
   }
+  if (output.empty()) fail("where should the artifact go? use -o FILE, or -m MODEL to put it beside the model");
   return finish(moments, options, output, options.from_moments, {});
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kl_engine.h"
+#include "oscar/artifact/artifact.h"
 #include "oscar/io/gguf.h"
 #include "oscar/io/sha256.h"
 #include "oscar/version.h"
@@ -97,6 +98,11 @@ nlohmann::ordered_json describe(const Contender& c, const CacheReport& cache, do
   const auto or_null = [&](auto value, bool valid) { return valid ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); };
   out["name"] = c.name;
   out["mode"] = c.settings.mode;
+  out["settings"] = plugin_json(c.settings, "");
+  out["settings"].erase("artifact");
+  out["settings"].erase("log");
+  out["artifact_digest"] =
+      c.artifact.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(load_artifact(c.artifact).digest);
   out["kv_bytes"] = or_null(cache.resident_bytes, known);
   out["kv_bytes_f16"] = or_null(cache.nominal_bytes, known);
   out["bits_per_element"] = or_null(cache.bits_per_element, known);
@@ -117,13 +123,26 @@ int compare(CompareOptions options) {
   if (options.from < 0) fail("--from {} makes no sense: it is a position", options.from);
   if (options.host.n_ctx == 0) options.host.n_ctx = 4096;
   const int n_ctx = options.host.n_ctx;
-  const int from = options.from > 0 ? options.from : std::min(1024, n_ctx / 2);
-  if (from + 2 > n_ctx) fail("--from {} leaves nothing of a context of {} tokens", from, n_ctx);
+  check(options.settings);
+  const int coded = first_coded_query(options.settings);
+  const int from = options.from > 0 ? options.from : std::max(std::min(1024, n_ctx / 2), coded);
+  if (from + 2 > n_ctx)
+    fail(
+        "nothing of a context of {} tokens can be judged from position {} on (sink + recent are {} rows of 16 bit): use a "
+        "larger -c",
+        n_ctx, from, coded);
   options.host.n_batch = options.host.n_ubatch = std::min(options.host.n_ubatch, options.host.n_batch);
   const std::string text = read_text(options.text);
   std::vector<Contender> all = contenders(options);
   const bool plugin = settle_modes(all);
   for (Contender& c : all) c.artifact = resolve_artifact(c.settings, options.host.model);
+  for (const Contender& c : all) {
+    const int exact = first_coded_query(c.settings);
+    if (c.settings.mode == "oscar" && from < exact) {
+      fmt::print(stderr, "oscar: warning: {}: positions {} to {} read 16-bit rows only and count as perfect; use --from {}\n",
+                 c.name, from, std::min(exact, n_ctx - 1) - 1, exact);
+    }
+  }
 
   Plugin::start(plugin, options.host.verbose);
   const Model model(options.host);
@@ -233,7 +252,8 @@ void add_compare(CommandLine& line) {
   add_host(command, options->host, "tokens of a chunk");
   command.option("-f,--file", options->text, "FILE", "text to judge on");
   command.option("--chunks", options->chunks, "N", "chunks of the text, -1 = all");
-  command.option("--from", options->from, "POSITION", "first position judged, 0 = 1024 or half the context", "");
+  command.option("--from", options->from, "POSITION",
+                 "first position judged, 0 = 1024 or half the context, behind sink + recent", "");
   command.option("--mode-a", options->mode_a, "MODE", "base: exact, delegate, stock or oscar");
   command.option("--mode-b", options->mode_b, "MODE", "what is judged: oscar, exact, delegate or stock");
   command
@@ -250,7 +270,7 @@ void add_compare(CommandLine& line) {
                   "with and without mean removal, one base");
   command.json_key("oscar, model, model_fingerprint, text, text_sha256", "what was compared");
   command.json_key("n_ctx, n_ubatch, chunks, tokens, from, positions, seed", "how");
-  command.json_key("base, variants[]", "one object each: name, mode, ppl and the keys below");
+  command.json_key("base, variants[]", "one object each: name, mode, settings, artifact_digest, ppl and the keys below");
   command.json_key("kv_bytes, kv_bytes_f16",
                    "KV cache at the end of the last chunk: resident, measured (codec sim:NAME: computed); all cells at 16 bit");
   command.json_key("bits_per_element, bits_per_element_all",

@@ -21,6 +21,8 @@ namespace {
 
 #if OSCAR_WITH_LLAMA
 
+constexpr int kMostSamples = 1000;
+
 EvalTasks parse_tasks(const EvalOptions& options) {
   EvalTasks out;
   if (options.tasks.empty()) {
@@ -71,9 +73,6 @@ void settle(EvalOptions& options, const EvalTasks& tasks) {
   if (options.documents == 0) options.documents = options.quick ? 1 : 4;
   if (options.chats == 0) options.chats = options.quick ? 1 : 2;
   if (options.continuations < 0) options.continuations = options.quick ? 0 : 5;
-  if (options.from == 0) options.from = std::min(1024, options.host.n_ctx / 2);
-  if (options.from + 2 > options.host.n_ctx)
-    fail("--from {} leaves nothing of a context of {} tokens", options.from, options.host.n_ctx);
   options.host.n_ubatch = std::min(options.host.n_ubatch, options.host.n_batch);
   options.host.n_batch = std::max({options.host.n_ubatch, kQuestionTokens, kChatTokens});
   if (options.host.n_threads == 0) options.host.n_threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -81,6 +80,18 @@ void settle(EvalOptions& options, const EvalTasks& tasks) {
   const int needed = std::max({kQuestionTokens, kContinuationTokens, tasks.tools ? kChatTokens : 0});
   if (options.settings.rollback.empty()) options.settings.rollback = std::to_string(needed);
   check(options.settings);
+  const int coded = first_coded_query(options.settings);
+  if (options.from == 0) options.from = std::max(std::min(1024, options.host.n_ctx / 2), coded);
+  if (options.from + 2 > options.host.n_ctx) {
+    fail(
+        "nothing of a context of {} tokens can be judged from position {} on (sink + recent are {} rows of 16 bit): use a "
+        "larger "
+        "-c",
+        options.host.n_ctx, options.from, coded);
+  }
+  for (const int n : {options.sequences, options.documents, options.chats}) {
+    if (n > kMostSamples) fail("{} sequences, documents or chats are more than the {} that eval takes", n, kMostSamples);
+  }
   if (std::stoi(options.settings.rollback) < needed)
     fail("--rollback {} is too small: questions go back over up to {} tokens", options.settings.rollback, needed);
 }
@@ -100,6 +111,13 @@ int evaluate(EvalOptions options) {
     check_sample(static_cast<std::int64_t>(options.sequences) * (options.host.n_ctx - 1 - options.from));
   std::vector<Method> methods =
       choose_methods(options.settings, options.methods, !options.no_floor, options.all, options.variants);
+  for (const Method& method : methods) {
+    const int coded = first_coded_query(method.settings);
+    if (tasks.kl && !options.allow_small && method.settings.mode == "oscar" && options.from < coded) {
+      fail("{}: positions before {} (sink + recent) read 16-bit rows only and would count as perfect: use --from {}",
+           method.name, coded, coded);
+    }
+  }
   const std::string part = options.part_text;
   const nlohmann::ordered_json result = run_evaluation(std::move(options), tasks, std::move(methods), std::move(texts));
   if (part.empty()) {
@@ -136,7 +154,7 @@ void add_eval(CommandLine& line) {
       "near it says nothing about a method. 95 % intervals come from a bootstrap over sequences from 4 sequences on, below "
       "that "
       "over blocks of 64 positions. Fewer than 512 positions are refused; ranges, kinds of question and continuations with too "
-      "few samples of their own (512 positions, 20 questions, 20 prompts) are joined or left out. A text that the artifact was "
+      "few samples of their own (512 positions, 20 questions, 20 prompts) are joined or left out. A file that the artifact was "
       "calibrated on is refused.");
   command.text(
       "Every measurement is kept in the cache directory (eval/) under the digest of everything it depends on: an interrupted "
@@ -160,13 +178,14 @@ void add_eval(CommandLine& line) {
   command.option("--chats", options->chats, "N", "chats with 20 requests each, 0 = 2, with --quick 1", "");
   command.option("--continuations", options->continuations, "N",
                  "greedy continuations of each sequence, -1 = 5, with --quick 0", "");
-  command.option("--from", options->from, "POSITION", "first position judged, 0 = 1024 or half the context", "");
+  command.option("--from", options->from, "POSITION",
+                 "first position judged, 0 = 1024 or half the context, behind sink + recent", "");
   command.option("-s,--seed", options->seed, "N", "of the bootstrap and of the documents");
   command.option("--part", options->part_text, "I/N",
                  "measure only every N-th sequence, document and chat from the I-th on, and print nothing");
   command.flag("--fresh", options->fresh, "measure again what is there from before");
   command.flag("--allow-small", options->allow_small, "print figures from samples that are too small for a claim");
-  add_settings(command, options->settings, false);
+  add_cache_settings(command, options->settings);
   command.option("-o,--format", options->format, "FORMAT", "md, json or csv (csv: the first table; --tasks chooses)");
   command.example("oscar eval -m model.gguf -f essays.txt --quick", "our codecs and OSCAR's, in minutes for a small model");
   command.example("oscar eval -m model.gguf -f essays.txt -f code.txt -c 8192 --all -o json", "everything, for a report");
@@ -177,7 +196,8 @@ void add_eval(CommandLine& line) {
   command.json_key("context, from, sequences, documents, chats, seed, n_ubatch, threads", "how");
   command.json_key("confidence", "what the bootstrap draws from");
   command.json_key("rows[]", "one per method and depth: the following keys; method noise-floor is exact against exact");
-  command.json_key("method, variant, depth", "label, its settings, range of positions or all");
+  command.json_key("method, variant, settings, depth",
+                   "label; what it was made from; all settings and the artifact's digest; range of positions or all");
   command.json_key("k_bits, v_bits, bits_per_element, bits_per_element_all",
                    "nominal bits of K and V (null: unknown); with metadata; with the 16-bit windows too");
   command.json_key("kl_mean, kl_p50, kl_p99, kl_max", "nats");

@@ -26,6 +26,8 @@ Method made(const Settings& common, const std::string& name, const std::string& 
   method.settings.mode = "oscar";
   override_settings(method.settings, variant);
   check(method.settings);
+  if (method.settings.mode == "stock")
+    fail("eval measures inside OSCAR's attention, and {} is llama.cpp's own: use oscar compare --mode-b stock", name);
   return method;
 }
 

@@ -25,6 +25,7 @@ Json kl_row(const MethodResult& r, const EvalFrame& frame, const DepthBin& bin, 
   Json row;
   row["method"] = r.name;
   row["variant"] = r.variant;
+  row["settings"] = r.settings;
   row["k_bits"] = r.k_bits;
   row["v_bits"] = r.v_bits;
   row["bits_per_element"] = r.bits;

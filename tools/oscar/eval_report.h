@@ -28,6 +28,7 @@ struct CallResult {
 
 struct MethodResult {
   std::string name, variant;
+  nlohmann::ordered_json settings;                 // of the plug-in, with the digest of the artifact
   nlohmann::ordered_json k_bits, v_bits;           // per coded element without metadata; null when unknown
   double bits = 0, bits_all = 0;                   // as CacheReport; 0 when no text was run
   std::vector<std::vector<Difference>> sequences;  // [sequence][position - from]

@@ -80,9 +80,10 @@ class Evaluation {
       s.settings.erase("artifact");
       s.settings.erase("log");
       s.result.k_bits = s.result.v_bits = 16;
+      s.result.settings = s.settings;
       if (s.contender.artifact.empty()) continue;
       const Artifact artifact = load_artifact(s.contender.artifact);
-      s.settings["artifact_digest"] = artifact.digest;
+      s.settings["artifact_digest"] = s.result.settings["artifact_digest"] = artifact.digest;
       if (artifact_.is_null())
         artifact_ = {{"name", std::filesystem::path(s.contender.artifact).filename().string()}, {"digest", artifact.digest}};
       describe_bits(s, method.settings, artifact);
@@ -254,12 +255,46 @@ class Evaluation {
     return more;
   }
 
+  // What the store holds may be damaged: what has not the shape that `unpack` reads counts as absent.
+  static bool numbers(const Json& value, const char* name, std::size_t count) {
+    return value.is_object() && value.contains(name) && value[name].is_array() && value[name].size() == count &&
+           std::all_of(value[name].begin(), value[name].end(), [](const Json& v) { return v.is_number(); });
+  }
+  static bool number(const Json& value, const char* name) {
+    return value.is_object() && value.contains(name) && value[name].is_number();
+  }
+  [[nodiscard]] std::optional<Json> stored_sequence(const Json& stored_key, std::size_t i) const {
+    std::optional<Json> value = store_.find(stored_key);
+    if (!value) return value;
+    const std::size_t n = sequences_[i].size() - 1 - static_cast<std::size_t>(options_.from);
+    const bool sound = numbers(*value, "kl", n) && numbers(*value, "nll_base", n) && numbers(*value, "nll", n) &&
+                       numbers(*value, "same_top", n) && numbers(*value, "equal_tokens", stops_.size()) &&
+                       number(*value, "bits_per_element") && number(*value, "bits_per_element_all");
+    return sound ? value : std::nullopt;
+  }
+  [[nodiscard]] std::optional<Json> stored_document(const Json& stored_key, std::size_t i) const {
+    std::optional<Json> value = store_.find(stored_key);
+    const std::size_t n = documents_[i].questions.size();
+    return value && numbers(*value, "chosen", n) && numbers(*value, "probability", n) ? value : std::nullopt;
+  }
+  [[nodiscard]] std::optional<Json> stored_chat(const Json& stored_key, std::size_t i) const {
+    std::optional<Json> value = store_.find(stored_key);
+    const bool sound = value && value->is_array() && value->size() == chats_[i].requests.size() &&
+                       std::all_of(value->begin(), value->end(), [](const Json& v) {
+                         return number(v, "function") && number(v, "function_probability") && number(v, "argument") &&
+                                number(v, "argument_probability") && v.contains("answer") &&
+                                numbers(v, "answer", v["answer"].size());
+                       });
+    return sound ? value : std::nullopt;
+  }
+
   void look_up() {
     std::size_t found = 0, wanted = 0;
     for (Subject& s : subjects_) {
-      for (const Json& k : s.sequence_keys) s.sequences.push_back(&s == subjects_.data() ? std::nullopt : store_.find(k));
-      for (const Json& k : s.document_keys) s.documents.push_back(store_.find(k));
-      for (const Json& k : s.chat_keys) s.chats.push_back(store_.find(k));
+      for (std::size_t i = 0; i < s.sequence_keys.size(); ++i)
+        s.sequences.push_back(&s == subjects_.data() ? std::nullopt : stored_sequence(s.sequence_keys[i], i));
+      for (std::size_t i = 0; i < s.document_keys.size(); ++i) s.documents.push_back(stored_document(s.document_keys[i], i));
+      for (std::size_t i = 0; i < s.chat_keys.size(); ++i) s.chats.push_back(stored_chat(s.chat_keys[i], i));
       if (&s != subjects_.data()) {
         wanted += s.sequences.size();
         for (const auto& value : s.sequences) found += value ? 1U : 0U;

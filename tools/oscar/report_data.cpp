@@ -164,7 +164,7 @@ ResultFile read_result(const std::filesystem::path& path) {
   } else {
     read_compare(json, out);
   }
-  if (out.rows.empty()) fail("{} holds no measurement", path.string());
+  if (out.rows.empty()) fail("{} holds no KL, which is what oscar report plots: measure with task kl", path.string());
   return out;
 }
 

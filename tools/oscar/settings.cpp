@@ -127,14 +127,7 @@ void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::
                  "OSCAR_LAYER_BITS");
 }
 
-void add_settings(Command& command, Settings& settings, bool with_mode) {
-  if (with_mode) {
-    command.option("--mode", settings.mode, "MODE",
-                   "oscar: 2-bit cache; exact: OSCAR's own store with every row at 16 bit; delegate: hooks that only forward "
-                   "(bit-identical "
-                   "to llama.cpp); stock: no plug-in at all",
-                   "OSCAR_MODE");
-  }
+void add_cache_settings(Command& command, Settings& settings) {
   command.option("--oscar", settings.artifact, "FILE",
                  "calibration artifact; default: MODEL.oscar.safetensors or the cache directory", "OSCAR_ARTIFACT");
   command.option("--sink", settings.sink, "N", "first N positions of a sequence stay at 16 bit; plug-in's default 64",
@@ -143,6 +136,19 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "OSCAR_RECENT");
   command.option("--rollback", settings.rollback, "N",
                  "16-bit copies kept this much longer, for rejected drafts; plug-in's default 64", "OSCAR_ROLLBACK");
+  command.option("--log", settings.log, "N", "plug-in's messages: 0 errors, 1 its configuration line, 2 every decision",
+                 "OSCAR_LOG");
+}
+
+void add_settings(Command& command, Settings& settings, bool with_mode) {
+  if (with_mode) {
+    command.option("--mode", settings.mode, "MODE",
+                   "oscar: 2-bit cache; exact: OSCAR's own store with every row at 16 bit; delegate: hooks that only forward "
+                   "(bit-identical "
+                   "to llama.cpp); stock: no plug-in at all",
+                   "OSCAR_MODE");
+  }
+  add_cache_settings(command, settings);
   command.option("--codec", settings.codec, "NAME",
                  "spectral, int2, or sim:NAME for a simulated rival (see compare); default: the artifact's", "OSCAR_CODEC");
   add_rates(command, settings.k_bits, settings.v_bits, settings.layer_bits, "the artifact's",
@@ -155,8 +161,6 @@ void add_settings(Command& command, Settings& settings, bool with_mode) {
                  "OSCAR_CLIP_K");
   command.option("--clip-v", settings.clip_v, "RATIO", "clip ratio of V, 0 to 1, 0 = off; default: the artifact's",
                  "OSCAR_CLIP_V");
-  command.option("--log", settings.log, "N", "plug-in's messages: 0 errors, 1 its configuration line, 2 every decision",
-                 "OSCAR_LOG");
 }
 
 GivenRates given_rates(const Settings& settings) {
@@ -200,6 +204,12 @@ void override_settings(Settings& settings, const std::string& variant) {
     begin = comma + 1;
   }
   for (const std::string& assignment : assignments) override_setting(settings, assignment);
+}
+
+int first_coded_query(const Settings& settings) {
+  const Windows windows;
+  return (settings.sink.empty() ? windows.sink : std::stoi(settings.sink)) +
+         (settings.recent.empty() ? windows.recent : std::stoi(settings.recent));
 }
 
 bool uses_artifact(const std::string& mode) { return mode == "oscar"; }

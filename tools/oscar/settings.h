@@ -39,11 +39,15 @@ struct Settings {
 void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::string& layer_bits, const char* otherwise,
                const char* layers_otherwise);
 void add_settings(Command& command, Settings& settings, bool with_mode);
+void add_cache_settings(Command& command, Settings& settings);  // all but the mode and what codes the rows
 GivenRates given_rates(const Settings& settings);  // as checked
 // Range and word checks, so that a typing error is reported before a model is loaded.
 void check(const Settings& settings);
 // A --variant, "key=value,key=value,...", applied over `settings`.
 void override_settings(Settings& settings, const std::string& variant);
+
+// First position of a sequence whose query can see coded rows: sink + recent, the plug-in's where none are given.
+int first_coded_query(const Settings& settings);
 
 bool uses_artifact(const std::string& mode);
 // Finds the artifact, checks that it belongs to the model; Error says how to make one. Empty when the mode needs none.
