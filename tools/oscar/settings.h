@@ -40,7 +40,7 @@ void add_rates(Command& command, std::string& k_bits, std::string& v_bits, std::
                const char* layers_otherwise);
 void add_settings(Command& command, Settings& settings, bool with_mode);
 void add_cache_settings(Command& command, Settings& settings);  // all but the mode and what codes the rows
-GivenRates given_rates(const Settings& settings);  // as checked
+GivenRates given_rates(const Settings& settings);               // as checked
 // Range and word checks, so that a typing error is reported before a model is loaded.
 void check(const Settings& settings);
 // A --variant, "key=value,key=value,...", applied over `settings`.
