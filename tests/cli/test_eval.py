@@ -122,6 +122,22 @@ class Eval(unittest.TestCase):
         for fragment in ("| noise-floor", "| spectral-2", "facts found", "smaller figures mean nothing"):
             self.assertIn(fragment, text)
 
+    def test_rows_say_what_was_measured(self):
+        settings = [row["settings"] for row in self.result["rows"]]
+        self.assertEqual([s["mode"] for s in settings], ["exact", "oscar", "oscar"])
+        self.assertEqual([(s["sink"], s["recent"], s["codec"]) for s in settings[1:]], [(64, 256, "spectral"), (64, 256, "int2")])
+        self.assertEqual(settings[1]["artifact_digest"], self.result["artifact"]["digest"])
+
+    def test_damaged_results_are_measured_again(self):
+        words = ["--tasks", "kl", "--methods", "spectral-2", "-o", "json"]
+        first = self.evaluate(*words, cache="damaged").stdout
+        for file, damage in zip(sorted((self.folder / "damaged").glob("eval/*.json")), (lambda v: {**v, "kl": v["kl"][:5]}, lambda v: None), strict=True):
+            stored = json.loads(file.read_text())
+            file.write_text(json.dumps({**stored, "value": damage(stored["value"])}))
+        again = self.evaluate(*words, cache="damaged")
+        self.assertNotIn("are there from before", again.stderr)
+        self.assertEqual(again.stdout, first)
+
     def test_the_floor_can_be_left_out(self):
         rows = json.loads(self.evaluate(*METHODS, "--no-floor", "-o", "json").stdout)["rows"]
         self.assertEqual(rows, [row for row in self.result["rows"] if row["method"] != "noise-floor"])
@@ -174,6 +190,12 @@ class Eval(unittest.TestCase):
         self.refused("-c", "512", "--tasks", "retrieval", fragment="use a larger -c")
         self.refused("-c", "1024", "--tasks", "tools", fragment="use a larger -c")
         self.refused("--variant", "layer_bits=40:3", fragment="names layer 40")
+        self.refused("--from", "300", fragment="positions before 320 (sink + recent) read 16-bit rows only")
+        self.refused("-c", "300", "--tasks", "kl", fragment="use a larger -c")
+        self.refused("--variant", "recent=1000", fragment="recent=1000: positions before 1064")
+        self.refused("--variant", "mode=stock", fragment="oscar compare --mode-b stock")
+        self.refused("--k-bits", "3", fragment="no option --k-bits")
+        self.refused("--sequences", "1001", fragment="more than the 1000")
         for part in ("0/4", "5/4", "2", "1/0", "1/4x"):
             self.refused("--part", part, fragment=f"--part {part} makes no sense")
 
