@@ -194,7 +194,6 @@ class Eval(unittest.TestCase):
         self.refused("-c", "300", "--tasks", "kl", fragment="use a larger -c")
         self.refused("--variant", "recent=1000", fragment="recent=1000: positions before 1064")
         self.refused("--variant", "mode=stock", fragment="oscar compare --mode-b stock")
-        self.refused("--k-bits", "3", fragment="no option --k-bits")
         self.refused("--sequences", "1001", fragment="more than the 1000")
         for part in ("0/4", "5/4", "2", "1/0", "1/4x"):
             self.refused("--part", part, fragment=f"--part {part} makes no sense")
