@@ -143,7 +143,7 @@ class Report(unittest.TestCase):
             bad = copy.deepcopy(good)
             del bad[key]
             self.refused([self.write("bad.json", bad)], "bad.json", f"'{key}'")
-        self.refused([self.write("bad.json", {**good, "rows": []})], "holds no measurement")
+        self.refused([self.write("bad.json", {**good, "rows": []})], "holds no KL")
         bad = json.loads(PROSE.read_text())
         bad["variants"][0]["kl_median"] = {}
         self.refused([self.write("bad.json", bad)], "bad.json", "kl_median", "not a number")
