@@ -26,8 +26,8 @@ constexpr int kBlockTokens = 64;
 // Up to so many rows, from so many cells on, a piece does all KV heads: their rows lie in the same cache lines.
 constexpr int kSharedRows = 64;
 constexpr std::int64_t kSharedCells = 1024;
-// Splits: of at least kSplitCells cells, but rather of fewer than fewer splits than kLeastSplits. A split costs sums of its
-// own, about as much as a tile. kMaxSplits bounds scratch: splits grow with the context instead.
+// A split has at least kSplitCells cells, unless that left fewer than kLeastSplits of them: each costs sums of its own, about
+// as much as a tile. kMaxSplits bounds scratch: splits grow with the context instead.
 constexpr std::int64_t kSplitCells = 512;
 constexpr std::int64_t kLeastSplits = 8;
 constexpr std::int64_t kMaxSplits = 32;
