@@ -80,10 +80,9 @@ class Evaluation {
       s.settings.erase("artifact");
       s.settings.erase("log");
       s.result.k_bits = s.result.v_bits = 16;
-      s.result.settings = s.settings;
       if (s.contender.artifact.empty()) continue;
       const Artifact artifact = load_artifact(s.contender.artifact);
-      s.settings["artifact_digest"] = s.result.settings["artifact_digest"] = artifact.digest;
+      s.settings["artifact_digest"] = artifact.digest;
       if (artifact_.is_null())
         artifact_ = {{"name", std::filesystem::path(s.contender.artifact).filename().string()}, {"digest", artifact.digest}};
       describe_bits(s, method.settings, artifact);
@@ -512,6 +511,7 @@ class Evaluation {
     std::vector<MethodResult> results;
     for (Subject& s : subjects_) {
       unpack(s, &s == subjects_.data());
+      s.result.settings = s.settings;
       results.push_back(s.result);
     }
     nlohmann::ordered_json out;
