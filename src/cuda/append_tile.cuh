@@ -246,77 +246,39 @@ class AppendTile {
     return row.page + paged::key_bytes(p_.layer.slots[head_]) + paged::value_bytes(D);
   }
 
-  // A token shares every byte of its digits with the token eight rows further in its group of 16. Where both are in the tile,
-  // one row writes for both; where not, a row changes its own fields only, by atomic operations, since the other token may
-  // belong to another block.
   __device__ void store_digits() {
     const int slots = p_.layer.slots[head_];
     constexpr int kWarps = kAppendThreads / 32 - 2;
     for (int r = thread_ / 32 - 2; r < kRows; r += kWarps) {
       const AppendRow& row = t_.row[r];
       if (row.source < 0 || row.page == nullptr) continue;
-      int other = r + (row.position ^ 8) - row.position;
-      if (other < 0 || other >= kRows || t_.row[other].source < 0 || t_.row[other].sequence != row.sequence) other = -1;
-      if (other >= 0 && other < r) continue;
-      // A word has two bytes of a token.
-      for (int word = thread_ % 32; word < slots / 4; word += 32) store_key_word(row, r, other, word, slots);
-      for (int word = thread_ % 32; word < D / 4; word += 32) store_value_word(row, r, other, word);
+      for (int word = thread_ % 32; word < slots / 4; word += 32) store_key_word(row, r, word, slots);
+      for (int byte = thread_ % 32; byte < D / 4; byte += 32) store_value_byte(row, r, byte, slots);
     }
   }
-  // Fields of two bytes; those of one token cover half of each.
-  struct Fields {
-    std::uint32_t value[2] = {0, 0};
-    std::uint32_t mask[2] = {0, 0};
-    __device__ void add(int byte, int shift, std::uint32_t digit) {
-      value[byte] |= digit << shift;
-      mask[byte] |= 3U << shift;
-    }
-  };
-  // to[0] and to[distance].
-  static __device__ void store(const Fields& f, std::uint8_t* to, int distance, bool both) {
-    if (both) {
-      to[0] = static_cast<std::uint8_t>(f.value[0]);
-      to[distance] = static_cast<std::uint8_t>(f.value[1]);
-      return;
-    }
-    const auto address = reinterpret_cast<std::uintptr_t>(to);
-    auto* word = reinterpret_cast<unsigned*>(address & ~std::uintptr_t{3});
-    const int first = static_cast<int>(address & 3U) * 8;
-    const int second = first + 8 * distance;
-    atomicAnd(word, ~(f.mask[0] << first | f.mask[1] << second));
-    atomicOr(word, f.value[0] << first | f.value[1] << second);
-  }
-  // Slots 16 step + 2 q + {0, 1, 8, 9}: bytes of two half-words.
-  __device__ void store_key_word(const AppendRow& row, int r, int other, int word, int slots) {
-    const std::uint16_t* source = p_.layer.slot_source + head_ * p_.layer.max_slots;
-    const int slot = word / 4 * 16 + word % 4 * 2;
-    Fields f;
+  // Slots 4 word .. 4 word + 3: one field of each byte of a word. The other fields are those of tokens of the page's other
+  // groups of 16, of this tile or another block's: a row changes its own ones only, by atomic operations.
+  __device__ void store_key_word(const AppendRow& row, int r, int word, int slots) {
+    const std::uint16_t* source = p_.layer.slot_source + head_ * p_.layer.max_slots + 4 * word;
+    std::uint32_t digits = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int s = slot + k % 2 + k / 2 * 8;
-      const unsigned from = __ldg(source + s);
-      const auto add = [&](int tile_row, int token) {
-        const std::uint32_t code = t_.code[0][tile_row][from % 4096U];
-        f.add(k % 2, paged::key_digit(slots, token, s).shift, code >> (2U * (from / 4096U)) & 3U);
-      };
-      const int token = row.position % kPageTokens;
-      add(r, token);
-      if (other >= 0) add(other, token ^ 8);
+      const unsigned from = __ldg(source + k);
+      digits |= (static_cast<std::uint32_t>(t_.code[0][r][from % 4096U]) >> (2U * (from / 4096U)) & 3U) << (8 * k);
     }
-    store(f, row.page + paged::key_digit(slots, row.position % kPageTokens, slot).byte, 2, other >= 0);
+    const paged::DigitPlace place = paged::key_digit(slots, row.position % kPageTokens, 4 * word);
+    auto* to = reinterpret_cast<unsigned*>(row.page + place.byte);
+    atomicAnd(to, ~(0x03030303U << place.shift));
+    atomicOr(to, digits << place.shift);
   }
-  // Dimensions 32 w + u + {0, 8, 16, 24}: the bytes of a half-word.
-  __device__ void store_value_word(const AppendRow& row, int r, int other, int word) {
-    const int dim = word / 8 * 32 + word % 8;
-    const int token = row.position % kPageTokens;
-    Fields f;
+  // Dimensions d, d + 16, d + 32 and d + 48: a byte of this token alone.
+  __device__ void store_value_byte(const AppendRow& row, int r, int byte, int slots) {
+    const int dim = byte / 16 * 64 + byte % 16;
+    unsigned digits = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int d = dim + 8 * k;
-      f.add(k / 2, paged::value_digit(D, token, d).shift, t_.code[1][r][d]);
-      if (other >= 0) f.add(k / 2, paged::value_digit(D, token ^ 8, d).shift, t_.code[1][other][d]);
-    }
-    store(f, row.page + paged::key_bytes(p_.layer.slots[head_]) + paged::value_digit(D, token, dim).byte, 1, other >= 0);
+    for (int k = 0; k < 4; ++k) digits |= static_cast<unsigned>(t_.code[1][r][dim + 16 * k]) << (2 * k);
+    const std::uint32_t at = paged::key_bytes(slots) + paged::value_digit(D, row.position % kPageTokens, dim).byte;
+    row.page[at] = static_cast<std::uint8_t>(digits);
   }
 
   const AppendParams& p_;

@@ -55,8 +55,8 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group, int quer
   p.heads = layer.n_head_kv * p.subgroups;
   p.lanes = p.columns <= 4 ? 16 : 32;
   p.stride_heads = p.columns <= 4 ? 4 : 8;
-  const int most_slots = std::max(layer.max_slots, layer.head_dim);  // exact queries use the same place
-  p.query_bytes = unsigned_of(most_slots / 16 * p.lanes * 8);
+  // Exact queries use the same place.
+  p.query_bytes = std::max(coded_query_bytes(layer.max_slots, p.lanes / 16), unsigned_of(layer.head_dim / 16 * p.lanes * 8));
   for (int h = 0; h < layer.n_head_kv; ++h)
     p.pages_cost += unsigned_of(p.subgroups) * paged::head_bytes(layer.slots[h], layer.head_dim, layer.codec) / kCostUnit;
   return p;

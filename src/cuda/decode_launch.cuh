@@ -11,12 +11,15 @@ namespace oscar::cuda {
 
 inline std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
-inline constexpr int kFewPages = 24;  // of a warp
+inline constexpr int kFewPages = 8;  // of a warp
 inline constexpr int kFewWarps = 12;
 
 // Shared memory left to a block of the kernels before and after; more would cost warps of heads with means.
-template <int D>
-inline constexpr std::uint32_t kBesideBytes = (D > 128 ? 20 : 26) << 10;
+template <int D, bool kWide>
+inline constexpr std::uint32_t kBesideBytes = (D > 128 ? 20
+                                               : kWide ? 26
+                                                       : 18)
+                                              << 10;
 
 // overlaps: may start before its predecessor in the stream ended.
 template <class Kernel>
@@ -44,11 +47,11 @@ cudaError_t launch_three(DecodeParams& p, const DeviceLimits& device, cudaStream
   const std::uint32_t common = kGainTableBytes + (kMean ? RopeMeans<kWide>::table_bytes(p) : 0U);
   const std::uint32_t fixed =
       kScratchBytes<kInt2> + kBarrierBytes + p.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(p) : 0U);
-  const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes<D>;
+  const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes<D, kWide>;
   // With little to do per warp, fewer of them: partial results are fewer, and the kernels before and after find room beside
   // this one.
   const std::int64_t pages = std::int64_t{p.batch} * p.page_columns * p.heads;
-  int warps = kAttendWarps<D>;
+  int warps = kAttendWarps<D, kWide>;
   if (pages < std::int64_t{kFewPages} * device.multiprocessors * warps) warps = std::min(warps, kFewWarps);
   while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
   const std::uint32_t per_warp = room / unsigned_of(warps);
@@ -58,6 +61,8 @@ cudaError_t launch_three(DecodeParams& p, const DeviceLimits& device, cudaStream
   p.warp_bytes = fixed + unsigned_of(p.stages) * p.stage_bytes;
   const int blocks = device.multiprocessors;
   p.workers = unsigned_of(blocks * warps);
+  // By bytes where those are the limit; an exact block has about half the instructions per byte.
+  p.exact_cost = unsigned_of(D / (kMean || kWide ? 4 : 2));
   const std::uint32_t shared = common + unsigned_of(warps) * p.warp_bytes;
 
   auto* kernel = attend_kernel<D, kWide, kMean, kInt2>;

@@ -28,6 +28,7 @@ struct DecodeParams {
   int lanes;                 // lanes whose query fragments differ: 16 when at most 4 query rows share a tile, else 32
   int stride_heads;          // query rows of a partial result's row: 4 or 8
   std::uint32_t pages_cost;  // of one page column of a sequence, all virtual heads
+  std::uint32_t exact_cost;  // of an exact block and virtual head
   std::uint32_t workers;     // warps of the grid
   int stages;
   std::uint32_t stage_bytes, query_bytes, warp_bytes;
@@ -44,16 +45,32 @@ struct DecodeParams {
   float* lse;
   // Workspace.
   float* headers;              // [batch * heads][kHeaderFloats]
-  std::uint32_t* coded_query;  // [batch * heads][query_bytes / 4] B fragments of slots
+  std::uint32_t* coded_query;  // [batch * heads][query_bytes / 4] see coded_query_bytes()
   std::uint32_t* exact_query;  // [batch * heads][D / 16 * lanes * 2] B fragments of q
   float4* mean_query;          // [batch * heads][n_pairs / 16][2 lanes] complex weights of the mean's sinusoids
   float* partial_out;          // [parts + workers][stride_heads][D]
   float2* partial_sum;         // [parts + workers][stride_heads] (maximum, sum) in the base-2 logarithm
 };
 
-// Per virtual head: [0] factor of key gains or steps, [8 + h] start of the accumulators, [16 + h] constant logit, [24 + h] sum
-// of the inner query's coordinates (of `int2`).
-inline constexpr int kHeaderFloats = 32;
+// Per virtual head, base-2 logits: [h] unit of the coded query, [8 + h] constant, [16 + h] sum of the inner query's coordinates
+// (of `int2`).
+inline constexpr int kHeaderFloats = 24;
+
+// A coordinate of a coded query is query_base() times a signed upper byte plus a signed lower one. Sums of the products of
+// codes * 4^e, e below 4, with either start at the bits of kSumZero and stay within 2^22 of them; `spectral` counts codes from
+// their centre 1.5.
+inline constexpr float kSumZero = 12582912.0F;  // 1.5 * 2^23
+inline constexpr std::uint32_t kSumZeroBits = 0x4B400000U;
+inline constexpr int kMostSum = 1 << 22;
+[[nodiscard]] constexpr int largest_code(paged::PageCodec codec) { return codec == paged::PageCodec::int2 ? 3 * 64 : 3 * 32; }
+[[nodiscard]] constexpr int query_base(int slots, paged::PageCodec codec) {
+  return slots * 128 * largest_code(codec) + 256 < kMostSum ? 256 : 128;
+}
+// Of a virtual head of up to 4 (blocks = 1) or 8 query rows: where sums start, [4 fields][query rows] upper, lower, upper,
+// lower, then B fragments of bytes, [slots / 32][blocks][32 lanes] two words, of the last 16 slots of an odd number one.
+[[nodiscard]] constexpr std::uint32_t coded_query_bytes(int slots, int blocks) {
+  return static_cast<std::uint32_t>(blocks) * (128U + 8U * static_cast<std::uint32_t>(slots));
+}
 
 // Enqueues the three kernels. What follows from the device (stages, warps) is filled in. *fits: whether the layer's tiles fit
 // the device's shared memory; nothing is launched where they do not.

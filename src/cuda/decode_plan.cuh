@@ -19,11 +19,7 @@ using paged::Tiers;
 
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
-inline constexpr float kValueScale = 4096.0F;  // P times V's gain is below 2 * 2^2.88: the largest binary16 is not reached
 
-__device__ __forceinline__ std::uint32_t exact_cost(const DecodeParams& p) {
-  return static_cast<std::uint32_t>(p.layer.head_dim) * 2 * 2 * kBlockTokens / kCostUnit;
-}
 template <bool kInt2>
 __device__ __forceinline__ std::uint32_t page_cost(const DecodeParams& p, int head) {
   constexpr auto kCodec = kInt2 ? paged::PageCodec::int2 : paged::PageCodec::spectral;
@@ -35,7 +31,7 @@ __device__ __forceinline__ Tiers tiers(const DecodeParams& p, int sequence) {
 __device__ __forceinline__ std::uint32_t sequence_cost(const DecodeParams& p, int sequence) {
   if (sequence >= p.batch) return 0;
   const Tiers t = tiers(p, sequence);
-  return static_cast<std::uint32_t>(t.exact_blocks() * p.heads) * exact_cost(p) +
+  return static_cast<std::uint32_t>(t.exact_blocks() * p.heads) * p.exact_cost +
          static_cast<std::uint32_t>(t.pages()) * p.pages_cost;
 }
 

@@ -34,6 +34,25 @@ __device__ __forceinline__ void turn_back(float (&x)[kValues], int lane) {
   }
 }
 
+// kValues neighbours, 8 or 16 bytes at a time.
+template <int kValues>
+__device__ __forceinline__ void load_vector(float (&x)[kValues], const float* from) {
+  if constexpr (kValues == 2) {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    x[0] = two.x;
+    x[1] = two.y;
+  } else {
+#pragma unroll
+    for (int v = 0; v < kValues; v += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + v);
+      x[v] = four.x;
+      x[v + 1] = four.y;
+      x[v + 2] = four.z;
+      x[v + 3] = four.w;
+    }
+  }
+}
+
 // Where the partial results of a virtual head stand; lane i < kHeadParts knows those of part i.
 template <bool kInt2>
 struct PartRows {
@@ -45,7 +64,7 @@ struct PartRows {
   __device__ PartRows(const DecodeParams& p, int sequence, int head, int lane) {
     const Shares share = shares(p, lane);
     const Tiers t = tiers(p, sequence);
-    const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * exact_cost(p);
+    const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * p.exact_cost;
     std::uint32_t from = sequence_begin(p, sequence, lane);
     for (int h = 0; h < head; ++h) from += exact + static_cast<std::uint32_t>(t.pages()) * page_cost<kInt2>(p, h);
     std::uint32_t length = lane == 0 ? exact : 0;
@@ -182,8 +201,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps, 4) merge_kernel(const __grid
       const std::int64_t row = static_cast<std::int64_t>(rows.row_of(i, parts[k])) * p.stride_heads + column;
       sum[k] = p.partial_sum[row];
       if (first + k >= end) sum[k].y = 0.0F;
-#pragma unroll
-      for (int v = 0; v < kValues; ++v) values[k][v] = p.partial_out[row * D + lane * kValues + v];
+      load_vector(values[k], p.partial_out + row * D + lane * kValues);
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {

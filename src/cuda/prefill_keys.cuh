@@ -12,6 +12,12 @@
 
 namespace oscar::cuda {
 
+// Where a slot stands in the summed index: of 16 slots, those of bytes 0 and 2 of word c are columns 2 c and 2 c + 1 of a step,
+// those of bytes 1 and 3 columns 2 c + 8 and 2 c + 9.
+__device__ __forceinline__ int basis_index(int slot) {
+  return slot / 16 * 16 + slot % 2 * 8 + slot % 16 / 4 * 2 + slot % 4 / 2;
+}
+
 // By all threads of a block, before anything else: order of the columns, basis of the codes, gains.
 template <int D>
 __device__ __forceinline__ void fill_prefill_tables(const PrefillParams& p, const PrefillUnit& unit, std::uint8_t* shared,
@@ -75,32 +81,25 @@ __device__ __forceinline__ void fill_prefill_tables(const PrefillParams& p, cons
   const float factor = ldexpf(1.0F, min(max(exponent, -100), 100));
   if (thread == 0) *reinterpret_cast<float*>(shared + Memory::kScalars) = ldexpf(1.0F, 24) / factor;
 
-    // Slots 8 .. 15 of a step meet fields that stand two bits higher.
+  const auto entry = [&](int column, int index) {
+    return reinterpret_cast<__half*>(shared + Memory::basis(slots) + index / 64 * (D * 128) + swizzled(column, index % 64 / 8) +
+                                     index % 8 * 2);
+  };
 #pragma unroll 8
   for (int i = thread; i < D * slots; i += kPrefillThreads) {
     const int column = i / slots;
     const int slot = i % slots;
-    const __half x = __float2half_rn(weight(column, slot) * factor * (slot % 16 < 8 ? 1.0F : 0.25F));
-    *reinterpret_cast<__half*>(shared + Memory::basis(slots) + slot / 64 * (D * 128) + swizzled(column, slot % 64 / 8) +
-                               slot % 8 * 2) = x;
+    *entry(column, basis_index(slot)) = __float2half_rn(weight(column, slot) * factor);
   }
   __syncthreads();
-  // Of columns 2 i, 2 i + 1: what the centre 1.5 of all codes adds to the product, for rows 0 .. 7 of a group and for 8 .. 15,
-  // whose fields stand four bits higher.
+  // Of columns 2 i, 2 i + 1, for two rows: what the centre 1.5 of all codes adds to the product.
   auto* columns = reinterpret_cast<float*>(shared + Memory::kColumns);
   for (int column = warp; column < D; column += kPrefillThreads / 32) {
     float sum = 0;
-    for (int slot = lane; slot < slots; slot += 32) {
-      const __half x = *reinterpret_cast<const __half*>(shared + Memory::basis(slots) + slot / 64 * (D * 128) +
-                                                        swizzled(column, slot % 64 / 8) + slot % 8 * 2);
-      sum += __half2float(x) * (slot % 16 < 8 ? 1.0F : 4.0F);
-    }
+    for (int index = lane; index < slots; index += 32) sum += __half2float(*entry(column, index));
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0U, sum, d);
-    if (lane == 0) {
-      columns[column / 2 * 4 + column % 2] = -1.5F * 0x1p-24F * sum;
-      columns[column / 2 * 4 + 2 + column % 2] = -1.5F * 0x1p-20F * sum;
-    }
+    if (lane < 2) columns[column / 2 * 4 + lane * 2 + column % 2] = -1.5F * 0x1p-24F * sum;
   }
   publish_stores();
 }
@@ -182,17 +181,20 @@ class KeyMaker {
     if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + pages.offset());
   }
 
-  // k = digits B - centre, tokens as rows: the page's fields are A fragments as they stand. gain: of the lane's two rows.
+  // k = digits B - centre, tokens as rows: a page's field, that of the warp's group of tokens, is an A fragment once it is at
+  // the lowest bits of its byte. gain: of the lane's two rows.
   __device__ __forceinline__ void product(std::uint32_t page, float (&k)[D / 2], float (&gain)[2]) {
     const std::uint32_t basis = tile_descriptor(shared_ + Memory::basis(slots_));
     const int steps = slots_ / 16;
-    const int shift = warp_ % 2 * 8;
-    const auto fields = [&](std::uint32_t word, std::uint32_t* a) {
-      word >>= shift;
-      a[0] = word & 0x00030003U;
-      a[1] = word & 0x00300030U;
-      a[2] = word & 0x000C000CU;
-      a[3] = word & 0x00C000C0U;
+    const int shift = 2 * warp_;
+    // Of the words of rows 0 .. 7 and 8 .. 15.
+    const auto fields = [&](std::uint32_t first, std::uint32_t second, std::uint32_t* a) {
+      first >>= shift;
+      second >>= shift;
+      a[0] = first & 0x00030003U;
+      a[1] = second & 0x00030003U;
+      a[2] = first >> 8 & 0x00030003U;
+      a[3] = second >> 8 & 0x00030003U;
     };
     const auto step_basis = [&](int step) {
       return further(basis, static_cast<std::uint32_t>(step / 4 * (D * 128) + step % 4 * 32));
@@ -219,8 +221,8 @@ class KeyMaker {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint4 four = load_shared_16(words + 512U * static_cast<std::uint32_t>(step / 2 + half));
-        fields(warp_ < 2 ? four.x : four.y, a[2 * half]);
-        fields(warp_ < 2 ? four.z : four.w, a[2 * half + 1]);
+        fields(four.x, four.y, a[2 * half]);
+        fields(four.z, four.w, a[2 * half + 1]);
       }
       group_begin();
 #pragma unroll
@@ -236,7 +238,8 @@ class KeyMaker {
           page + (paired ? 512U * static_cast<std::uint32_t>(step / 2) + 8U * static_cast<std::uint32_t>(step % 2) +
                                16U * static_cast<std::uint32_t>(lane_)
                          : 256U * static_cast<std::uint32_t>(step) + 8U * static_cast<std::uint32_t>(lane_));
-      fields(load_shared_4(at + 4U * static_cast<std::uint32_t>(warp_ / 2)), a);
+      const uint2 two = load_shared_8(at);
+      fields(two.x, two.y, a);
       group_begin();
       group_mma(k, a, step_basis(step), 1);
       group_commit();
@@ -245,9 +248,9 @@ class KeyMaker {
     pin(k);
     const float unit = load_shared_float(shared_ + Memory::kScalars);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {  // fields of rows 8 .. 15 stand four bits higher
+    for (int r = 0; r < 2; ++r) {
       const std::uint32_t byte = gains[r] >> (8 * warp_) & 0xFFU;
-      gain[r] = (r == 0 ? 1.0F : 0.0625F) * unit * load_shared_float(shared_ + Memory::kKeyGains + 4U * byte);
+      gain[r] = unit * load_shared_float(shared_ + Memory::kKeyGains + 4U * byte);
     }
   }
 

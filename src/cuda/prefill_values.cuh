@@ -67,21 +67,12 @@ class ValueMaker {
   __device__ __forceinline__ void make(const PageRing& pages) {
     const std::uint32_t digits = page_at(pages) + paged::key_bytes(slots_);
     const std::uint32_t gain_bytes = digits + paged::value_bytes(D) + kPageTokens;
-    std::uint32_t word[D / 32];
-    const std::uint32_t at = digits + static_cast<std::uint32_t>(warp_ * 4 * D + lane_ * (D / 8));
-    if constexpr (D == 128) {
-      const uint4 four = load_shared_16(at);
-      word[0] = four.x;
-      word[1] = four.y;
-      word[2] = four.z;
-      word[3] = four.w;
-    } else {
-      const uint2 two = load_shared_8(at);
-      word[0] = two.x;
-      word[1] = two.y;
-    }
+    uint2 word[D / 64];  // of 64 dimensions: rows 0 .. 7 and 8 .. 15 of four fragments, four tokens
+#pragma unroll
+    for (int i = 0; i < D / 64; ++i)
+      word[i] = load_shared_8(digits + static_cast<std::uint32_t>(warp_ / 2 * 8 * D + 512 * i + 16 * lane_ + warp_ % 2 * 8));
     // Gains of tokens 2 t, 2 t + 1 (half 0) and 2 t + 8, 2 t + 9 (half 1).
-    __half2 gain[2][2], centre[2];  // [half][field of rows 0 .. 7, 8 .. 15]
+    __half2 gain[2], centre[2];
     std::uint32_t four[2][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -97,9 +88,8 @@ class ValueMaker {
         const std::uint32_t byte = four[half][i] >> (8 * warp_) & (paged::kValueGains - 1U);
         g[i] = load_shared_float(shared_ + Memory::kValueGains + 4U * byte);
       }
-      const float field = half == 0 ? 0x1p24F * kValueUnit : 0x1p22F * kValueUnit;
-      gain[half][0] = __floats2half2_rn(g[0] * field, g[1] * field);
-      gain[half][1] = __hmul2(gain[half][0], __float2half2_rn(0x1p-4F));
+      constexpr float kUnit = 0x1p24F * kValueUnit;
+      gain[half] = __floats2half2_rn(g[0] * kUnit, g[1] * kUnit);
       centre[half] = __floats2half2_rn(-1.5F * kValueUnit * g[0], -1.5F * kValueUnit * g[1]);
     }
     __syncwarp();
@@ -107,16 +97,21 @@ class ValueMaker {
     ring_.wait_empty();
     const std::uint32_t to = ring_.tile() + swizzled(lane_ / 16 * 8 + lane_ % 8, 2 * warp_ + lane_ / 8 % 2);
 #pragma unroll
-    for (int i = 0; i < D / 16; ++i) {
-      const std::uint32_t fields = word[i / 2] >> (8 * (i % 2));
-      const auto value = [&](std::uint32_t mask, int half, int rows) {
-        const std::uint32_t bits = fields & mask;
-        const __half2 x = __hfma2(*reinterpret_cast<const __half2*>(&bits), gain[half][rows], centre[half]);
-        return *reinterpret_cast<const std::uint32_t*>(&x);
-      };
-      // Matrices: (rows 0 .. 7, tokens 0 .. 7), (rows 0 .. 7, tokens 8 .. 15), (rows 8 .. 15, ...).
-      store_matrix(to + 2048U * static_cast<std::uint32_t>(i), value(0x00030003U, 0, 0), value(0x000C000CU, 1, 0),
-                   value(0x00300030U, 0, 1), value(0x00C000C0U, 1, 1));
+    for (int field = 0; field < 4; ++field) {
+#pragma unroll
+      for (int i = 0; i < D / 64; ++i) {
+        const auto value = [&](std::uint32_t fields, int half) {
+          const std::uint32_t bits = fields & 0x00030003U << (2 * field);
+          const __half2 x = __hfma2(*reinterpret_cast<const __half2*>(&bits), gain[half], centre[half]);
+          return *reinterpret_cast<const std::uint32_t*>(&x);
+        };
+        // Matrices: (rows 0 .. 7, tokens 0 .. 7), (rows 0 .. 7, tokens 8 .. 15), (rows 8 .. 15, ...).
+        store_matrix(to + 2048U * static_cast<std::uint32_t>(4 * i + field), value(word[i].x, 0), value(word[i].x >> 8, 1),
+                     value(word[i].y, 0), value(word[i].y >> 8, 1));
+      }
+      // The next field stands two bits higher.
+#pragma unroll
+      for (int half = 0; half < 2; ++half) gain[half] = __hmul2(gain[half], __float2half2_rn(0.25F));
     }
   }
 

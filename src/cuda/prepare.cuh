@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
   __shared__ float q[kHeads][D];
   __shared__ float constant[D];
   __shared__ std::uint16_t source[kMaxSlots];
-  __shared__ float work[kParts * kHeads * D < kHeads * kMaxSlots ? kHeads * kMaxSlots : kParts * kHeads * D];
+  __shared__ float work[kParts * kHeads * D];
   __shared__ float inner[kHeads][D];
-  __shared__ float largest[kPrepareThreads / 32];
+  __shared__ std::uint16_t bytes[kHeads][kMaxSlots];  // upper, lower
 
   for (int item = static_cast<int>(blockIdx.x); item < p.batch * p.heads; item += static_cast<int>(gridDim.x)) {
     const int sequence = item / p.heads;
@@ -99,55 +99,77 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
     }
     __syncthreads();
 
-    // Slots: a coordinate's digit of level l weighs 4^l.
-    float most = 0;
-    for (int i = thread; i < kHeads * slots; i += kPrepareThreads) {
-      const unsigned from = source[i % slots];
-      work[i] = inner[i / slots][from % 4096U] * static_cast<float>(1U << (2 * (from / 4096U)));
-      most = fmaxf(most, fabsf(work[i]));
-    }
-    most = warp_max(most);
-    if (lane == 0) largest[warp] = most;
-    __syncthreads();
-    most = warp_max(lane < kPrepareThreads / 32 ? largest[lane] : 0.0F);
-    // A power of two that brings the largest weight to 2^12: binary16 then holds all that matters without subnormals.
-    const int exponent = most > 0.0F && most < 3e38F ? 12 - ilogbf(most) : 0;
-    const float unit = ldexpf(1.0F, min(max(exponent, -100), 100));
-    // Columns 8 .. 15 of a k-step meet fields that stand two bits higher.
-    const auto rounded = [&](int head, int slot) {
-      return __float2half_rn(work[head * slots + slot] * unit * (slot % 16 < 8 ? 1.0F : 0.25F));
-    };
-
+    // Slots: a coordinate's digit of level l weighs 4^l. Per head, in a unit that keeps all sums in their range.
+    const int base = query_base(slots, layer.codec);
     float* header = p.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
-    if (thread == 0) header[0] = ldexpf(1.0F, 24) / unit;
-    for (int head = warp; head < kHeads;
-         head += kPrepareThreads / 32) {  // Codes are read from 0: their centre 1.5 times the rounded weights comes off.
-      float centre = 0;
-      for (int s = lane; s < slots; s += 32) centre += __half2float(rounded(head, s)) * (s % 16 < 8 ? 1.0F : 4.0F);
-      centre = warp_sum(centre);
+    std::uint32_t* coded = p.coded_query + static_cast<std::int64_t>(item) * (p.query_bytes / 4);
+    for (int head = warp; head < kHeads; head += kPrepareThreads / 32) {
+      const auto weight = [&](int slot) {
+        const unsigned from = source[slot];
+        return inner[head][from % 4096U] * static_cast<float>(1U << (2 * (from / 4096U)));
+      };
+      float most = 0;
+      float all = 0;
+      for (int s = lane; s < slots; s += 32) {
+        most = fmaxf(most, fabsf(weight(s)));
+        all += fabsf(weight(s));
+      }
+      most = warp_max(most);
+      all = warp_sum(all);
+      const auto floats = [](int n) { return static_cast<float>(n); };
+      const int exponent = min(ilogbf(floats(127 * base) / most),
+                               ilogbf(floats(kMostSum / largest_code(layer.codec) - slots) * floats(base) / all));
+      const float scale = ldexpf(1.0F, min(max(exponent, -100), 100));
+      const bool is_sound = most > 0.0F && all < 3e38F;
+      int upper_sum = 0;
+      int lower_sum = 0;
+      for (int s = lane; s < slots; s += 32) {
+        const int code = is_sound ? static_cast<int>(rintf(weight(s) * scale)) : 0;
+        const int lower = ((code + base / 2) & (base - 1)) - base / 2;
+        const int upper = (code - lower) / base;
+        bytes[head][s] = static_cast<std::uint16_t>((upper & 0xFF) << 8 | (lower & 0xFF));
+        upper_sum += upper;
+        lower_sum += lower;
+      }
+      upper_sum = static_cast<int>(__reduce_add_sync(~0U, static_cast<unsigned>(upper_sum)));
+      lower_sum = static_cast<int>(__reduce_add_sync(~0U, static_cast<unsigned>(lower_sum)));
       float logit = 0;
       for (int d = lane; d < D; d += 32) logit += q[head][d] * constant[d];
       logit = warp_sum(logit);
       if (lane == 0) {
-        // Codes of `int2` are not centred: lo stands for code 0.
-        header[8 + head] = layer.codec == paged::PageCodec::int2 ? 0.0F : -1.5F * centre * 0x1p-24F;
-        header[16 + head] = logit * scale;
-        header[24 + head] = centre / unit;
+        // A query that is not finite gives no finite logit.
+        header[head] = all < 3e38F ? 1.0F / scale : NAN;
+        header[8 + head] = logit * p.scale * kLog2E;
+        header[16 + head] = static_cast<float>(upper_sum * base + lower_sum) / scale;
+      }
+      if (lane < 4) {
+        // Codes of `spectral` are read from 0: their centre 1.5 comes off, where it is no integer, of the upper bytes, from the
+        // lower ones. Those of `int2` are not centred: lo stands for code 0.
+        const int threes = layer.codec == paged::PageCodec::int2 ? 0 : 3 << (2 * lane);
+        const int upper_centre = -(threes * upper_sum);
+        const int lower_centre = -(threes * lower_sum) + (upper_centre & 1) * base;
+        const std::uint32_t upper = kSumZeroBits + static_cast<std::uint32_t>(upper_centre >> 1);
+        const std::uint32_t lower = kSumZeroBits + static_cast<std::uint32_t>(lower_centre >> 1);
+        reinterpret_cast<uint2*>(coded)[lane * kHeads + head] = make_uint2(upper, lower);
       }
     }
+    __syncthreads();
 
-    std::uint32_t* coded = p.coded_query + static_cast<std::int64_t>(item) * (p.query_bytes / 4);
-    for (int i = thread; i < steps * kLanes; i += kPrepareThreads) {
-      const int step = i / kLanes;
-      const int head = i % kLanes / 4;
-      const int slot = step * 16 + i % 4 * 2;
-      const auto pair = [&](int s) {
-        const __half2 both = __halves2half2(rounded(head, s), rounded(head, s + 1));
-        return *reinterpret_cast<const std::uint32_t*>(&both);
-      };
-      const int word =
-          step / 2 < steps / 2 ? step / 2 * 4 * kLanes + i % kLanes * 4 + step % 2 * 2 : step * 2 * kLanes + i % kLanes * 2;
-      *reinterpret_cast<uint2*>(coded + word) = make_uint2(pair(slot), pair(slot + 8));
+    constexpr int kBlocks = kHeads / 4;
+    std::uint32_t* fragments = coded + coded_query_bytes(0, kBlocks) / 4;
+    for (int i = thread; i < steps * 32 * kBlocks; i += kPrepareThreads) {
+      // Word of lane i mod 32: column 2 h + part of block `block`, four slots of k-step `step`.
+      const int step = i / (32 * kBlocks);
+      const int block = i / 32 % kBlocks;
+      const std::uint16_t* from = bytes[4 * block + i % 32 / 8] + 16 * step + i % 4 * 4;
+      const int part = i % 8 / 4 == 0 ? 8 : 0;
+      std::uint32_t word = 0;
+#pragma unroll
+      for (int b = 0; b < 4; ++b) word |= (static_cast<std::uint32_t>(from[b]) >> part & 0xFFU) << (8 * b);
+      const bool paired = step / 2 < steps / 2;
+      const int at =
+          paired ? (step / 2 * kBlocks + block) * 64 + i % 32 * 2 + step % 2 : step * 32 * kBlocks + block * 32 + i % 32;
+      fragments[at] = word;
     }
 
     std::uint32_t* exact = p.exact_query + static_cast<std::int64_t>(item) * (D / 16 * kLanes * 2);

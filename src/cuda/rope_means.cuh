@@ -2,9 +2,9 @@
 //
 // About a page's middle m, t = m + x, the page has the weights c' = c e^(i theta m), and its logits are E(x) + O(x),
 // E = sum Re(c') cos(theta x), O = - sum Im(c') sin(theta x), with E(-x) = E(x), O(-x) = -O(x): two products of static tables
-// [32 x, pairs] with weights [pairs, columns]. Two pages of a series at a time: in tiles that are not wide, columns 0 .. 3 are
-// the heads at the first page and 4 .. 7 the same heads at the second, so that one product serves both; in wide tiles the
-// tables are read once for two products. The weights live in shared memory and are turned on from page to page of a series, by
+// [32 x, pairs] with weights [pairs, columns]. Two pages of a series at a time: in tiles that are not wide, columns 2 h and
+// 2 h + 1 are head h at the first and at the second page, so that one product serves both; in wide tiles the tables are read
+// once for two products. The weights live in shared memory and are turned on from page to page of a series, by
 // 256 tokens. A float4 is the real and imaginary parts of two neighbouring pairs of a column: pairs 2t, 2t + 1 (part 0) and
 // 2t + 8, 2t + 9 (part 1) of 16.
 #pragma once
@@ -72,18 +72,16 @@ class RopeMeans {
     page_ = page;
   }
 
-  // Mean logits of a page of a series and the next one.
+  // Mean logits of a page of a series and the next one: groups of 16 tokens, rows, columns.
   struct Pair {
-    float mine[4][State::kRows]
-              [2];  // wide tiles: of the next page taken. Others: of the page whose heads the lane's columns are
-    float other[4][State::kRows][2];
+    float page[2][4][State::kRows][State::kColumns];
   };
   // Of this page and the next; moves on by two pages.
   __device__ __forceinline__ void logits(Pair& pages) {
     constexpr int kProducts = kWide ? 2 : 1;
     const int steps = p_.layer.n_pairs / 16;
     const int fast_steps = p_.layer.n_fast_pairs / 16;
-    const std::uint32_t turns = table_ + static_cast<std::uint32_t>(p_.layer.n_pairs) * (!kWide && lane_ >= 16 ? 136U : 128U) +
+    const std::uint32_t turns = table_ + static_cast<std::uint32_t>(p_.layer.n_pairs) * (later() ? 136U : 128U) +
                                 16U * static_cast<std::uint32_t>(lane_ % 4);  // of the lane's pairs and page
     float even[kProducts][2][4] = {};                                         // [..][x / 16]
     float odd[kProducts][2][4] = {};
@@ -99,7 +97,7 @@ class RopeMeans {
         if constexpr (!kWide) {
           c = turned(c, by);
           __syncwarp();
-          if (lane_ < 16) store_shared_float4(at, c);
+          if (!later()) store_shared_float4(at, c);
         }
 #pragma unroll
         for (int k = 0; k < kProducts; ++k) {
@@ -122,34 +120,25 @@ class RopeMeans {
         }
       }
     }
-    if constexpr (kWide) {
-      add_parts(even[0], odd[0], still[0], [&](int j, int c, float low, float high) {
-        pages.mine[j][0][c] = low;
-        pages.mine[j][State::kRows - 1][c] = high;
-      });
-      add_parts(even[1], odd[1], still[1], [&](int j, int c, float low, float high) {
-        pages.other[j][0][c] = low;
-        pages.other[j][State::kRows - 1][c] = high;
-      });
-    } else {
-      // Lanes t < 2 have rows g and g + 8 of the first page and need rows g of both; lanes t >= 2 those of the second page and
-      // need rows g + 8.
-      const bool upper = (lane_ & 2) != 0;
-      add_parts(even[0], odd[0], still[0], [&](int j, int c, float low, float high) {
-        pages.mine[j][0][c] = upper ? high : low;
-        pages.other[j][0][c] = __shfl_xor_sync(~0U, upper ? low : high, 2);
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+      add_parts(even[k], odd[k], still[k], [&](int j, int c, float low, float high) {
+        auto& rows = pages.page[kWide ? k : c][j];
+        rows[0][kWide ? c : 0] = low;
+        rows[1][kWide ? c : 0] = high;
       });
     }
     page_ += 2 * paged::kPatterns;
   }
-  // One logit of the first page, then, after all of those, of the second.
-  [[nodiscard]] __device__ __forceinline__ float take(Pair& pages, bool second, int j, int r, int c) const {
-    if constexpr (kWide) {
-      const float x = pages.mine[j][r][c];
-      pages.mine[j][r][c] = pages.other[j][r][c];
-      return x;
-    } else {
-      return second == ((lane_ & 2) != 0) ? pages.mine[j][r][c] : pages.other[j][r][c];
+  // Makes the second page the first one.
+  static __device__ __forceinline__ void advance(Pair& pages) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int r = 0; r < State::kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < State::kColumns; ++c) pages.page[0][j][r][c] = pages.page[1][j][r][c];
+      }
     }
   }
 
@@ -180,11 +169,13 @@ class RopeMeans {
     }
     __syncwarp();
   }
+  // The lane's column of weights is that of the second page.
+  [[nodiscard]] __device__ bool later() const { return !kWide && (lane_ & 4) != 0; }
   // Shared address of the weights of the lane's column and pairs.
   [[nodiscard]] __device__ std::uint32_t place(int step, int part) const {
     constexpr std::uint32_t kPart = kStepBytes / 2;
     return weights_ + static_cast<std::uint32_t>(2 * step + part) * kPart +
-           16U * (static_cast<std::uint32_t>(lane_) % (kPart / 16U));
+           16U * static_cast<std::uint32_t>(4 * State::head_of_column(lane_ / 4) + lane_ % 4);
   }
   static __device__ __forceinline__ float4 turned(float4 c, float4 by) {
     return make_float4(c.x * by.x - c.z * by.z, c.y * by.y - c.w * by.w, c.x * by.z + c.z * by.x, c.y * by.w + c.w * by.y);

@@ -41,29 +41,61 @@ TEST(PageFormat, ValueDigitsFillTheirBytesOnce) {
   }
 }
 
-// What a kernel does: the four registers of an m16n8k16 A fragment are one AND each, their halves the digit times 4^e.
-// Register i of lane (g, t) holds rows g + 8 (i mod 2), columns 2t + 8 (i / 2) and the next.
-TEST(PageFormat, OneAndGivesTheOperandsOfATensorCore) {
-  constexpr std::uint32_t kMask[4] = {0x00030003, 0x00300030, 0x000C000C, 0x00C000C0};
-  constexpr unsigned kField[4] = {0, 2, 1, 3};
-  const int slots = 80;
-  std::vector<std::uint8_t> keys(key_bytes(slots));
+// What a kernel does: one AND of a lane's word is a register of four bytes, the digits times 4^e, of an A fragment of field e.
+// Register i of lane 4 g + c holds row g + 8 (i mod 2), columns 16 (i / 2) + 4 c and the next three: of m16n8k32 four
+// registers, of m16n8k16 the first two. at: of the lane's registers; place(row, column): of the fragment's digit.
+template <class Place>
+void expect_registers(const std::vector<std::uint8_t>& bytes, std::size_t at, int lane, int registers, int field,
+                      Place&& place) {
+  for (int i = 0; i < registers; ++i) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, bytes.data() + at + 4 * static_cast<std::size_t>(i), 4);
+    const std::uint32_t operand = word & 0x03030303U << (2 * field);
+    for (int k = 0; k < 4; ++k) {
+      const DigitPlace digit = place(lane / 4 + i % 2 * 8, i / 2 * 16 + lane % 4 * 4 + k);
+      ASSERT_LT(digit.byte, bytes.size());
+      const unsigned code = (static_cast<unsigned>(bytes[digit.byte]) >> digit.shift) & 3U;
+      ASSERT_EQ(operand >> (8 * k) & 0xFFU, code << (2 * field)) << "byte " << at << " register " << i << " field " << field;
+    }
+  }
+}
+
+std::vector<std::uint8_t> random_bytes(std::size_t n) {
   std::mt19937 rng(3);
-  for (std::uint8_t& b : keys) b = static_cast<std::uint8_t>(rng());
-  for (int step = 0; step < slots / 16; ++step) {
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int group = 0; group < 4; ++group) {
-        const int at = (step < 4 ? step / 2 * 512 + lane * 16 + step % 2 * 8 : step * 256 + lane * 8) + group / 2 * 4;
-        std::uint32_t word = 0;
-        std::memcpy(&word, keys.data() + at, 4);
-        if (group % 2 == 1) word >>= 8;
-        for (int i = 0; i < 4; ++i) {
-          for (int half = 0; half < 2; ++half) {
-            const int token = token_of(group, lane / 4 + i % 2 * 8);
-            const int slot = 16 * step + lane % 4 * 2 + i / 2 * 8 + half;
-            const DigitPlace place = key_digit(slots, token, slot);
-            const unsigned digit = (static_cast<unsigned>(keys[place.byte]) >> place.shift) & 3U;
-            EXPECT_EQ(((word & kMask[i]) >> (16 * half)) & 0xFFFFU, digit << (2 * kField[i]));
+  std::vector<std::uint8_t> bytes(n);
+  for (std::uint8_t& b : bytes) b = static_cast<std::uint8_t>(rng());
+  return bytes;
+}
+
+TEST(PageFormat, OneAndGivesTheOperandsOfKeys) {
+  for (const int slots : {16, 64, 80}) {
+    const std::vector<std::uint8_t> keys = random_bytes(key_bytes(slots));
+    for (int first = 0; first < slots; first += 32) {
+      const int registers = first + 32 <= slots ? 4 : 2;
+      for (int lane = 0; lane < 32; ++lane) {
+        const auto at = static_cast<std::size_t>(16 * first + lane * 4 * registers);
+        for (int field = 0; field < 4; ++field) {
+          expect_registers(keys, at, lane, registers, field,
+                           [&](int row, int column) { return key_digit(slots, token_of(field, row), first + column); });
+        }
+      }
+    }
+  }
+}
+
+// Columns 2 x and 2 x + 1 of a group of 16: the tokens in rows x and x + 8.
+TEST(PageFormat, OneAndGivesTheOperandsOfValues) {
+  for (const int dim : {64, 128, 256}) {
+    const std::vector<std::uint8_t> values = random_bytes(value_bytes(dim));
+    for (int pair = 0; pair < 2; ++pair) {
+      for (int first = 0; first < dim; first += 64) {
+        for (int lane = 0; lane < 32; ++lane) {
+          const auto at = static_cast<std::size_t>(pair * 8 * dim + 8 * first + lane * 16);
+          for (int field = 0; field < 4; ++field) {
+            expect_registers(values, at, lane, 4, field, [&](int row, int column) {
+              const int token = token_of(2 * pair + column / 16, column % 16 / 2 + column % 2 * 8);
+              return value_digit(dim, token, first + 16 * field + row);
+            });
           }
         }
       }
@@ -91,19 +123,21 @@ TEST(PageFormat, GainsAndExactValuesHaveTheirOwnPlaces) {
 
 // Where the format says that digits stand: spelled out once by hand, so that a change of the layout does not pass unseen.
 TEST(PageFormat, SomePlacesByHand) {
-  // Token 15 = row 0 of group 0, slot 0: lane 0, k-step 0, word 0, field 0.
+  // Token 15 = row 0 of group 0, slot 0: lane 0, word 0, byte 0, field 0.
   EXPECT_EQ(key_digit(128, 15, 0).byte, 0U);
   EXPECT_EQ(key_digit(128, 15, 0).shift, 0);
-  // Token 22 = group 1, row 9: lane 4 (9 mod 8) + .., odd byte, fields 2 and 3. Slot 43 = k-step 2, column 11: half-word 1,
-  // lane + 1.
-  EXPECT_EQ(key_digit(128, 22, 43).byte, 512U + (4 + 1) * 16 + 0 + 0 + 2 + 1);
-  EXPECT_EQ(key_digit(128, 22, 43).shift, 6);
-  // The last k-step of an odd number has 8 bytes per lane. Token 40 = group 2, row 8.
-  EXPECT_EQ(key_digit(48, 40, 34).byte, 2U * 256 + 1 * 8 + 4 + 0 + 0);
-  EXPECT_EQ(key_digit(48, 40, 34).shift, 4);
-  // Token 51 = k-step 3, column 3: lane 1, half-word 1. Dimension 57 = tile 3, row 9.
-  EXPECT_EQ(value_digit(128, 51, 57).byte, 3 * 512U + (4 + 1) * 16 + 4 + 2 + 1);
-  EXPECT_EQ(value_digit(128, 51, 57).shift, 4);
+  // Token 22 = group 1, row 9. Slot 59 = fragment 1, column 27: lane 4 (9 mod 8) + 2, word 2 + 1, byte 3.
+  EXPECT_EQ(key_digit(128, 22, 59).byte, 512U + (4 + 2) * 16 + 3 * 4 + 3);
+  EXPECT_EQ(key_digit(128, 22, 59).shift, 2);
+  // The last 16 of an odd number have 8 bytes per lane. Token 40 = group 2, row 8. Slot 38: column 6.
+  EXPECT_EQ(key_digit(48, 40, 38).byte, 2U * 256 + 1 * 8 + 4 + 2);
+  EXPECT_EQ(key_digit(48, 40, 38).shift, 4);
+  // Token 51 = group 3, row 3: column 16 + 6. Dimension 121 = block 1 of 64, field 3, row 9: lane 4 + 1, word 2 + 1, byte 2.
+  EXPECT_EQ(value_digit(128, 51, 121).byte, 1024U + 512 + (4 + 1) * 16 + 3 * 4 + 2);
+  EXPECT_EQ(value_digit(128, 51, 121).shift, 6);
+  // Token 4 = group 0, row 11: column 7. Dimension 21 = field 1, row 5: lane 20 + 1, word 0, byte 3.
+  EXPECT_EQ(value_digit(64, 4, 21).byte, (20U + 1) * 16 + 3);
+  EXPECT_EQ(value_digit(64, 4, 21).shift, 2);
   EXPECT_EQ(gain_byte(17), 14U * 4 + 1);
   EXPECT_EQ(exact_index(128, 5, 21), 5U * 128 + (2 ^ 5) * 8 + 5);
 }

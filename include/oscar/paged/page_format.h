@@ -5,19 +5,20 @@
 //   page      = for each KV head h: head block of (16 S_h + 16 D + 128) bytes;  S_h = 2-bit slots (digits) of the head's keys,
 //               a multiple of 16; D = head_dim, 64, 128 or 256. Every block starts on a multiple of 128 bytes.
 //   head block= key digits [16 S_h], value digits [16 D], key gains [64], value gains [64]
-// Digits stand where a tensor core wants them: one lane's fields of one m16n8k16 A fragment (16 tokens x 16 slots for keys,
-// 16 dimensions x 16 tokens for values) are four 2-bit fields in one byte of each half-word, so that `word & 0x00030003 << 2e`
-// is a register of two binary16 SUBNORMALS, code * 4^e * 2^-24: an operand without any conversion.
-//   Fragment of (row r, column c), r and c in 0 .. 15:  lane = 4 (r mod 8) + (c mod 8) / 2,  half-word c mod 2,
-//   field e = 2 (r / 8) + c / 8. The factor 4^(c / 8) is undone in the other operand, 4^(2 (r / 8)) in the result.
+// Digits stand where a tensor core wants them: a lane's four fields of a byte belong to four m16n8k32 A fragments of bytes (16
+// tokens x 32 slots for keys, 16 dimensions x 32 tokens for values), so that `word & 0x03030303 << 2e` is a register of four
+// unsigned bytes, code * 4^e: an operand without any conversion. The factor 4^e, of a token (keys) or of a dimension (values),
+// is undone in the result.
+//   Fragment of (row r, column c), r in 0 .. 15, c in 0 .. 31:  lane = 4 (r mod 8) + c mod 16 / 4,  word 2 (c / 16) + r / 8 of
+//   the lane's four, byte c mod 4.
 // Row of token j: j mod 16, in the first half of the page 15 - j mod 16: tokens 31 - x and 32 + x then share lane and row, and
-// the sinusoids of a RoPE mean, even and odd about the page's middle, are computed once for both. Keys: token j, slot s: k-step
-// s / 16, column s mod 16; token group j / 16, row of j. A lane has two words per k-step:
-//   word = group / 2, byte of each half-word = group mod 2. Words of two k-steps stand together:
-//   byte = (k / 2) 512 + lane 16 + (k mod 2) 8 + 4 word + 2 half + (group mod 2);  an odd last k-step: k 256 + lane 8 + ...
-// Values: token j, dimension d: k-step j / 16, column: row of j; tile i = d / 16, row d mod 16. A lane has D / 32 words per
-//   k-step: word = i / 2, byte of each half-word = i mod 2, in vectors of v = min(16, D / 8) bytes:
-//   byte = (j / 16) 4 D + (4 word / v) 32 v + lane v + 4 word mod v + 2 half + (i mod 2)
+// the sinusoids of a RoPE mean, even and odd about the page's middle, are computed once for both.
+// Keys: token j, slot s: fragment row: row of j, column s mod 32, field e = j / 16.
+//   byte = (s / 32) 512 + lane 16 + 4 word + s mod 4; of an odd number of 16 slots the last have two words per lane:
+//   byte = (s / 16) 256 + lane 8 + 4 word + s mod 4
+// Values: token j, dimension d: fragment row d mod 16, column 16 (j / 16 mod 2) + 2 (R mod 8) + R / 8, R the row of j, field
+//   e = d / 16 mod 4. So the rows R and R + 8, neighbours in columns, are what a lane has of an accumulator of tokens.
+//   byte = (j / 32) 8 D + (d / 64) 512 + lane 16 + 4 word + column mod 4
 // Gains: byte 4 row + j / 16. Digits, their order within a head, and gains are those of codec/spectral.h (V at 2 bits).
 // The values of page i of a sequence are coded with pattern i mod 4 of signs, or are zero rows: a page is summed in one basis.
 //
@@ -63,29 +64,25 @@ struct DigitPlace {
 [[nodiscard]] constexpr int token_row(int token) { return token < kPageTokens / 2 ? 15 - token % 16 : token % 16; }
 [[nodiscard]] constexpr int token_of(int group, int row) { return 16 * group + (group < 2 ? 15 - row : row); }
 
-[[nodiscard]] constexpr DigitPlace fragment_place(int row, int column) {
-  const int lane = 4 * (row % 8) + column % 8 / 2;
-  return {static_cast<std::uint32_t>(lane), 2 * (2 * (row / 8) + column / 8)};
+// Column of a token of a pair of groups of 16 in the fragments of values.
+[[nodiscard]] constexpr int value_column(int token) {
+  const int row = token_row(token);
+  return token / 16 % 2 * 16 + 2 * (row % 8) + row / 8;
 }
 
 [[nodiscard]] constexpr DigitPlace key_digit(int slots, int token, int slot) {
-  const int step = slot / 16;
-  const int group = token / 16;
-  const DigitPlace f = fragment_place(token_row(token), slot % 16);
-  const auto lane = static_cast<int>(f.byte);
-  const bool paired = step / 2 < slots / 32;
-  const int word = paired ? step / 2 * 512 + lane * 16 + step % 2 * 8 : step * 256 + lane * 8;
-  return {static_cast<std::uint32_t>(word + group / 2 * 4 + slot % 2 * 2 + group % 2), f.shift};
+  const int row = token_row(token);
+  const int lane = row % 8 * 4 + slot % 16 / 4;
+  const bool paired = slot / 32 < slots / 32;
+  const int at = paired ? slot / 32 * 512 + lane * 16 + slot / 16 % 2 * 8 : slot / 16 * 256 + lane * 8;
+  return {static_cast<std::uint32_t>(at + row / 8 * 4 + slot % 4), token / 16 * 2};
 }
 
 [[nodiscard]] constexpr DigitPlace value_digit(int head_dim, int token, int dim) {
-  const int tile = dim / 16;
-  const DigitPlace f = fragment_place(dim % 16, token_row(token));
-  const auto lane = static_cast<int>(f.byte);
-  const int vector = head_dim / 8 < 16 ? head_dim / 8 : 16;
-  const int word = tile / 2 * 4;
-  const int byte = token / 16 * 4 * head_dim + word / vector * 32 * vector + lane * vector + word % vector;
-  return {static_cast<std::uint32_t>(byte + token_row(token) % 2 * 2 + tile % 2), f.shift};
+  const int column = value_column(token);
+  const int lane = dim % 8 * 4 + column % 16 / 4;
+  const int at = token / 32 * 8 * head_dim + dim / 64 * 512 + lane * 16 + column / 16 * 8 + dim % 16 / 8 * 4;
+  return {static_cast<std::uint32_t>(at + column % 4), dim / 16 % 4 * 2};
 }
 
 [[nodiscard]] constexpr std::uint32_t gain_byte(int token) {

@@ -43,30 +43,59 @@ inline float half_of(std::uint32_t word, int part) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> (16 * part))));
 }
 
-// d = a b + c, a [16, 16] and b [16, 8] binary16, d [16, 8] binary32. Lane 4 g + t has rows g and g + 8 of a and d and column g
+// d += a b, a [16, 16] and b [16, 8] binary16, d [16, 8] binary32. Lane 4 g + t has rows g and g + 8 of a and d and column g
 // of b; columns 2 t, 2 t + 1 (and 2 t + 8, 2 t + 9) of a and d, such rows of b.
 inline void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
-                std::uint32_t b1, const float (&c)[4]) {
+                std::uint32_t b1) {
   const auto& all = Block::running().exchange({a0, a1, a2, a3, b0, b1});
   const std::size_t g = Block::running().lane() / 4;
   const std::size_t t = Block::running().lane() % 4;
-  float sum[4] = {c[0], c[1], c[2], c[3]};
   for (std::size_t k = 0; k < 16; ++k) {
     const std::size_t from = k % 8 / 2;  // t of the lane that has it
     const std::size_t upper = k / 8;
     const int part = static_cast<int>(k % 2);
     for (std::size_t column = 0; column < 2; ++column) {
       const float b = half_of(all[4 * (2 * t + column) + from][4 + upper], part);
-      sum[column] += half_of(all[4 * g + from][2 * upper], part) * b;
-      sum[2 + column] += half_of(all[4 * g + from][2 * upper + 1], part) * b;
+      d[column] += half_of(all[4 * g + from][2 * upper], part) * b;
+      d[2 + column] += half_of(all[4 * g + from][2 * upper + 1], part) * b;
+    }
+  }
+}
+// d = a b + c, a [16, 32] unsigned bytes, b [32, 8] signed or unsigned ones, c and d of 32 bits. Lane 4 g + t has columns 4 t
+// .. 4 t
+// + 3 and 4 t + 16 .. of a, such rows of b.
+template <bool kSigned>
+void mma_bytes(std::uint32_t (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+               std::uint32_t b1, const std::uint32_t (&c)[4]) {
+  const auto& all = Block::running().exchange({a0, a1, a2, a3, b0, b1});
+  const std::size_t g = Block::running().lane() / 4;
+  const std::size_t t = Block::running().lane() % 4;
+  std::uint32_t sum[4] = {c[0], c[1], c[2], c[3]};
+  for (std::size_t k = 0; k < 32; ++k) {
+    const std::size_t from = k % 16 / 4;  // t of the lane that has it
+    const std::size_t upper = k / 16;
+    const std::size_t shift = 8 * (k % 4);
+    for (std::size_t column = 0; column < 2; ++column) {
+      const auto byte = static_cast<std::uint8_t>(all[4 * (2 * t + column) + from][4 + upper] >> shift);
+      const auto b =
+          static_cast<std::uint32_t>(kSigned ? static_cast<int>(static_cast<std::int8_t>(byte)) : static_cast<int>(byte));
+      sum[column] += (all[4 * g + from][2 * upper] >> shift & 0xFFU) * b;
+      sum[2 + column] += (all[4 * g + from][2 * upper + 1] >> shift & 0xFFU) * b;
     }
   }
   for (int i = 0; i < 4; ++i) d[i] = sum[i];
 }
-inline void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
-                std::uint32_t b1) {
-  const float c[4] = {d[0], d[1], d[2], d[3]};
-  mma(d, a0, a1, a2, a3, b0, b1, c);
+inline void mma_bytes_16(std::uint32_t (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b0) {
+  const std::uint32_t c[4] = {d[0], d[1], d[2], d[3]};
+  mma_bytes<true>(d, a0, a1, 0, 0, b0, 0, c);
+}
+inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+  const std::uint64_t both = a | static_cast<std::uint64_t>(b) << 32;
+  std::uint32_t result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    result |= static_cast<std::uint32_t>(both >> (8 * (selector >> (4 * i) & 7U)) & 0xFFU) << (8 * i);
+  }
+  return result;
 }
 // Four matrices of 8 rows of 16 bytes, whose addresses lanes 8 i .. 8 i + 7 have; a lane gets columns 2 t, 2 t + 1 of row g, or
 // of the transposed matrix.
