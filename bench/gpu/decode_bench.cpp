@@ -122,6 +122,7 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const double rate = static_cast<double>(bytes) / t.median;
   std::printf("%-34s %8.1f us  (%.1f .. %.1f)  %7.1f MB  %5.2f TB/s  %5.3f of copy\n", size.name.c_str(), t.median, t.low,
               t.high, static_cast<double>(bytes) * 1e-6, rate * 1e-6, rate / copy);
+  if (sustained > 0) std::printf("%34s SM clock %.0f MHz, %.0f W\n", "", t.state.sm_clock_mhz, t.state.power_w);
   print_anchors(size, t.median, anchors);
   std::fflush(stdout);
   return {{"name", size.name},
@@ -140,7 +141,9 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
           {"us_high", t.high},
           {"bytes", bytes},
           {"share_of_copy", rate / copy},
-          {"sustained_s", sustained}};
+          {"sustained_s", sustained},
+          {"sm_clock_mhz", t.state.sm_clock_mhz},
+          {"power_w", t.state.power_w}};
 }
 
 std::vector<Size> sizes() {
@@ -211,6 +214,8 @@ int main(int argc, char** argv) {
       if (size.name.find(only) == std::string::npos) continue;
       report["decode"].push_back(measure(size, copy, sustained, overlap, anchors));
     }
+    const bench::GpuState state = bench::gpu_state();
+    report["after"] = {{"sm_clock_mhz", state.sm_clock_mhz}, {"power_w", state.power_w}};
     report["copy_TBps_after"] = bench::copy_rate() * 1e-6;
     if (!anchors.is_null()) report["anchors"] = anchors;
     if (!json_path.empty()) std::ofstream(json_path) << report.dump(1) << '\n';

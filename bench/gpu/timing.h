@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
+#include <future>
 #include <random>
 #include <vector>
 
@@ -31,8 +33,22 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// Of the first GPU, as nvidia-smi tells; zeros where it does not.
+struct GpuState {
+  double sm_clock_mhz = 0, power_w = 0;
+};
+inline GpuState gpu_state() {
+  GpuState state;
+  std::FILE* told = popen("nvidia-smi -i 0 --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits 2>/dev/null", "r");
+  if (told == nullptr) return state;
+  if (std::fscanf(told, "%lf , %lf", &state.sm_clock_mhz, &state.power_w) != 2) state = {};
+  pclose(told);
+  return state;
+}
+
 struct Times {
   double median, low, high;  // microseconds of one launch
+  GpuState state;            // during a sustained run; bursts are too short
 };
 
 // Times `launch(i)`, i = 0 .. launches - 1, as one graph.
@@ -61,14 +77,18 @@ inline Times time_graph(int launches, const std::function<void(int, cudaStream_t
   std::vector<double> us;
   const auto start = std::chrono::steady_clock::now();
   const auto passed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  while (us.size() < kReplays || passed() < sustained_seconds) us.push_back(replay());
+  std::future<GpuState> state;
+  while (us.size() < kReplays || passed() < sustained_seconds) {
+    us.push_back(replay());
+    if (!state.valid() && sustained_seconds > 0 && passed() > sustained_seconds / 2) state = std::async(gpu_state);
+  }
   if (sustained_seconds > 0) us.erase(us.begin(), us.end() - static_cast<std::ptrdiff_t>(us.size() / 3));  // the last third
   std::sort(us.begin(), us.end());
   check(cudaEventDestroy(begin), "cudaEventDestroy");
   check(cudaEventDestroy(end), "cudaEventDestroy");
   check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  return {us[us.size() / 2], us.front(), us.back()};
+  return {us[us.size() / 2], us.front(), us.back(), state.valid() ? state.get() : GpuState()};
 }
 
 // Bytes per microsecond of a device copy, read and written.
