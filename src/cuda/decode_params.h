@@ -66,6 +66,15 @@ inline constexpr int kMostSum = 1 << 22;
 [[nodiscard]] constexpr int query_base(int slots, paged::PageCodec codec) {
   return slots * 128 * largest_code(codec) + 256 < kMostSum ? 256 : 128;
 }
+// Of lower bytes; scales keep those of upper ones (prepare.cuh). Weights of values are two unsigned bytes.
+[[nodiscard]] constexpr bool sums_fit(paged::PageCodec codec, int most_slots) {
+  for (int slots = 16; slots <= most_slots; slots += 16) {
+    const int base = query_base(slots, codec);
+    if (slots * (base / 2) * largest_code(codec) + base >= kMostSum || slots >= kMostSum / largest_code(codec)) return false;
+  }
+  return paged::kPageTokens * 255 * 3 * 64 < kMostSum;
+}
+static_assert(sums_fit(paged::PageCodec::spectral, kMostSlots) && sums_fit(paged::PageCodec::int2, 256));
 // Of a virtual head of up to 4 (blocks = 1) or 8 query rows: where sums start, [4 fields][query rows] upper, lower, upper,
 // lower, then B fragments of bytes, [slots / 32][blocks][32 lanes] two words, of the last 16 slots of an odd number one.
 [[nodiscard]] constexpr std::uint32_t coded_query_bytes(int slots, int blocks) {
