@@ -119,12 +119,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
       const auto floats = [](int n) { return static_cast<float>(n); };
       const int exponent = min(ilogbf(floats(127 * base) / most),
                                ilogbf(floats(kMostSum / largest_code(layer.codec) - slots) * floats(base) / all));
-      const float scale = ldexpf(1.0F, min(max(exponent, -100), 100));
+      const float unit = ldexpf(1.0F, -min(max(exponent, -100), 100));
       const bool is_sound = most > 0.0F && all < 3e38F;
       int upper_sum = 0;
       int lower_sum = 0;
       for (int s = lane; s < slots; s += 32) {
-        const int code = is_sound ? static_cast<int>(rintf(weight(s) * scale)) : 0;
+        const int code = is_sound ? static_cast<int>(rintf(weight(s) * (1.0F / unit))) : 0;
         const int lower = ((code + base / 2) & (base - 1)) - base / 2;
         const int upper = (code - lower) / base;
         bytes[head][s] = static_cast<std::uint16_t>((upper & 0xFF) << 8 | (lower & 0xFF));
@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
       logit = warp_sum(logit);
       if (lane == 0) {
         // A query that is not finite gives no finite logit.
-        header[head] = all < 3e38F ? 1.0F / scale : NAN;
-        header[8 + head] = logit * p.scale * kLog2E;
-        header[16 + head] = static_cast<float>(upper_sum * base + lower_sum) / scale;
+        header[head] = all < 3e38F ? unit : NAN;
+        header[8 + head] = logit * scale;
+        header[16 + head] = static_cast<float>(upper_sum * base + lower_sum) * unit;
       }
       if (lane < 4) {
         // Codes of `spectral` are read from 0: their centre 1.5 comes off, where it is no integer, of the upper bytes, from the

@@ -62,8 +62,7 @@ inline void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t
   }
 }
 // d = a b + c, a [16, 32] unsigned bytes, b [32, 8] signed or unsigned ones, c and d of 32 bits. Lane 4 g + t has columns 4 t
-// .. 4 t
-// + 3 and 4 t + 16 .. of a, such rows of b.
+// to 4 t + 3 and 4 t + 16 to 4 t + 19 of a, such rows of b.
 template <bool kSigned>
 void mma_bytes(std::uint32_t (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
                std::uint32_t b1, const std::uint32_t (&c)[4]) {
