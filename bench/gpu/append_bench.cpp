@@ -99,6 +99,7 @@ class Bench {
     for (int b = 0; b <= batch; ++b) starts.push_back(b * rows);
     row_start_ = DeviceArray<std::int32_t>(starts);
     workspace_ = DeviceArray<std::uint8_t>(cuda::decode_workspace_bytes(layers_[0]->layer.view(), batch, kGroup));
+    check(cudaMemset(workspace_.data(), 0, workspace_.size()), "cudaMemset");
     check(cudaDeviceSynchronize(), "filling the caches");
   }
 

@@ -91,6 +91,7 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   check(cudaDeviceSynchronize(), "filling the caches");
   const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>(batch, size.length));
   const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), size.batch, size.group, size.queries));
+  check(cudaMemset(workspace.data(), 0, workspace.size()), "cudaMemset");
 
   cuda::DecodeArgs args;
   args.layer = &layer.view();

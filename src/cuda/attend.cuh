@@ -1,12 +1,15 @@
-// Second kernel of a decode: attention of all queries on all tiles, one partial result per warp and part (see decode_plan.cuh).
+// The kernel of a decode, or the second of two: attention of all queries on all tiles, each warp on its piece of the line
+// (decode_plan.cuh), then the merge of partial results.
 //
 // One warp works on one tile (a page of one KV head: 64 tokens) at a time, both products on tensor cores (digit_products.cuh).
 // Gains, means and the softmax work on the logits between them. Tiles come by bulk copies into the warp's own ring.
 #pragma once
 
-#include "cuda/decode_plan.cuh"
+#include "cuda/block_merge.cuh"
 #include "cuda/digit_products.cuh"
+#include "cuda/head_sums.cuh"
 #include "cuda/int2_grids.cuh"
+#include "cuda/prepare.cuh"
 #include "cuda/ring.cuh"
 #include "cuda/rope_means.cuh"
 #include "cuda/softmax.cuh"
@@ -19,12 +22,16 @@ inline constexpr int kAttendWarps = D > 128 ? 8 : (kWide ? 12 : kMostWarps);  //
 template <int D, bool kWide, bool kMean>
 inline constexpr int kAttendRegisters = D > 128 ? 224 : (kWide ? 168 : (kMean ? 128 : 112));
 
+// Whether blocks can prepare queries: there must be memory for it.
+template <int D, bool kWide>
+inline constexpr bool kPreparesInside = kBlocksRunTogether && (D <= 128 || !kWide);
+
 // Shared memory of a block: gains of key bytes [256] and of value bytes [256], RoPE-mean table and steps, then per warp:
-// scratch 512 bytes, barriers, queries, mean weights, ring.
+// scratch 512 bytes, barriers, heads of partial results, queries, mean weights, ring; then what prepares queries.
 inline constexpr std::uint32_t kGainTableBytes = 2048;
 template <bool kInt2>
 inline constexpr std::uint32_t kScratchBytes = kInt2 ? kInt2ScratchBytes : 512;
-inline constexpr std::uint32_t kBarrierBytes = 128;
+inline constexpr std::uint32_t kBarrierBytes = 64;
 
 // Says that all lanes hold the same value.
 template <class T>
@@ -42,19 +49,32 @@ class WarpAttention {
   using State = SoftmaxState<kWide>;
   static constexpr int kRows = State::kRows;
   static constexpr int kColumns = State::kColumns;
+  using Sums = HeadSums<D, kWide, kInt2>;
 
  public:
-  __device__ WarpAttention(const DecodeParams& params, std::uint32_t shared, std::uint32_t warp_shared, int lane,
-                           std::uint32_t worker)
+  // [begin, end): the warp's piece of the line.
+  __device__ WarpAttention(const DecodeParams& params, std::uint32_t shared, std::uint8_t* warp_memory, int lane,
+                           std::uint32_t worker, std::uint32_t begin, std::uint32_t end)
       : p_(params),
         lane_(lane),
         worker_(worker),
+        begin_(begin),
+        end_(end),
         gain_table_(shared),
-        scratch_(warp_shared),
-        query_(warp_shared + kScratchBytes<kInt2> + kBarrierBytes),
+        scratch_(shared_address(warp_memory)),
+        query_(scratch_ + heads_offset() + sizeof(WarpHeads)),
         means_(params, lane, shared + kGainTableBytes, query_ + params.query_bytes, scratch_),
-        ring_(query_ + params.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(params) : 0U),
-              warp_shared + kScratchBytes<kInt2>, params.stages, params.stage_bytes, lane) {}
+        heads_(reinterpret_cast<WarpHeads*>(warp_memory + heads_offset())),
+        slot_(warp_memory + slot_offset(params)),
+        ring_(scratch_ + slot_offset(params), scratch_ + kScratchBytes<kInt2>, params.stages, params.stage_bytes, lane) {
+    if (lane == 0) heads_->open.sequence = heads_->aside.sequence = -1;
+  }
+
+  __host__ __device__ static constexpr std::uint32_t heads_offset() { return kScratchBytes<kInt2> + kBarrierBytes; }
+  // From the start of a warp's shared memory to its ring, which is its slot in the end (partial_results.cuh).
+  __host__ __device__ static std::uint32_t slot_offset(const DecodeParams& p) {
+    return heads_offset() + sizeof(WarpHeads) + p.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(p) : 0U);
+  }
 
   // Once per warp, before anything but tiles is used: queries come from the kernel before, tables from the other warps.
   __device__ void wait_once() {
@@ -64,11 +84,48 @@ class WarpAttention {
     wait_for_block();
   }
 
-  // Units [begin, end) of the exact tier of virtual head `head`.
-  __device__ void attend_exact(int sequence, int head, const Tiers& tiers, int begin, int end) {
-    const int item = sequence * p_.heads + head;
-    const int kv = head / p_.subgroups;
-    const std::int32_t* table = p_.block_table.at(sequence, p_.sink / kBlockTokens + p_.ring, 0);
+  // The units of a head that belong to the warp's piece.
+  __device__ void attend(const HeadSpan& span, const Tiers& tiers) {
+    const auto units = [&](std::uint32_t limit, bool coded) {
+      return coded ? units_before(limit, span.coded, tiers.pages(), page_cost<kInt2>(p_, span.kv))
+                   : units_before(limit, span.begin, tiers.exact_blocks(), p_.exact_cost);
+    };
+    const int first_block = units(begin_, false);
+    const int last_block = units(end_, false);
+    const int first_page = units(begin_, true);
+    const int last_page = units(end_, true);
+    const int item = span.sequence * p_.heads + span.head;
+    State state;
+    Sums sums;
+    if (first_block < last_block) {
+      attend_exact(span, item, tiers, first_block, last_block, state, sums);
+      if (first_page < last_page) sums.put_aside(p_, worker_, lane_, state);
+    }
+    if (first_page < last_page) attend_coded(span, item, tiers, first_page, last_page, state, sums);
+    wait_once();
+    state.finish();
+    if (span.begin >= begin_ && span.end <= end_) {
+      sums.write_output(p_, worker_, span, lane_, state);
+      if (lane_ == 0) p_.ready[item] = 0;
+    } else {
+      const bool ends = span.end < end_;
+      sums.write(ends ? Sums::Layout::row(p_, worker_) : slot_, lane_, state);
+      if (lane_ == 0)
+        (ends ? heads_->aside : heads_->open) = {span.sequence, span.kv, span.first_row, span.begin, span.end, item};
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void wait_for_queries(int item) {
+    wait_once();
+    if (p_.inside) wait_until_set(p_.ready + item);
+  }
+
+  // Units [begin, end) of the exact tier of a virtual head.
+  __device__ __forceinline__ void attend_exact(const HeadSpan& span, int item, const Tiers& tiers, int begin, int end,
+                                               State& state, Sums& sums) {
+    const int kv = span.kv;
+    const std::int32_t* table = p_.block_table.at(span.sequence, p_.sink / kBlockTokens + p_.ring, 0);
     constexpr std::uint32_t kHalfBytes = kBlockTokens * D * 2;
     const auto address = [&](std::int32_t block) {
       return p_.blocks + (static_cast<std::int64_t>(block) * p_.layer.n_head_kv + kv) * (2 * kHalfBytes);
@@ -84,14 +141,13 @@ class WarpAttention {
     };
     if (p_.early) wait_once();  // what still runs may write exact rows
     for (int i = 0; i < ring_.stages(); ++i) issue(i);
-    wait_once();
+    wait_for_queries(item);
     load_query(p_.exact_query + static_cast<std::int64_t>(item) * (D / 16 * p_.lanes * 2), D / 32 * p_.lanes);
 
-    State state;
     float out[D / 16][4] = {};
     const float scale = p_.scale * kLog2E;
     int seen[kColumns];
-    seen_by_columns(tiers, head, seen);
+    seen_by_columns(tiers, span.first_row, seen);
     for (int unit = begin; unit < end; ++unit) {
       const int position = tiers.block_position(unit);
       const bool is_sink = unit < tiers.sink_blocks();
@@ -156,19 +212,19 @@ class WarpAttention {
       ring_.release();
       issue(2 * (unit - begin) + 1 + ring_.stages());
     }
-    store(kHeadParts * static_cast<std::uint32_t>(item), head, state, [&](int i, int r, int c) { return out[i][2 * r + c]; });
+    sums.set([&](int i, int r, int c) { return out[i][2 * r + c]; });
   }
 
   // Pages [begin, end) of the coded tier, in the order of Tiers::page_of().
-  __device__ void attend_coded(int sequence, int head, const Tiers& tiers, int begin, int end) {
-    const int item = sequence * p_.heads + head;
-    const int kv = head / p_.subgroups;
+  __device__ __forceinline__ void attend_coded(const HeadSpan& span, int item, const Tiers& tiers, int begin, int end,
+                                               State& state, Sums& all) {
+    const int kv = span.kv;
     const int slots = p_.layer.slots[kv];
     constexpr auto kCodec = kInt2 ? paged::PageCodec::int2 : paged::PageCodec::spectral;
     const std::uint32_t bytes = kept(paged::head_bytes(slots, D, kCodec));
     const std::uint32_t gains = bytes - 2 * paged::row_data_bytes(kCodec);  // grids, of `int2`
     const std::uint32_t values = kept(paged::key_bytes(slots));
-    const std::int32_t* table = p_.page_table.at(sequence, p_.page_columns, tiers.first_page());
+    const std::int32_t* table = p_.page_table.at(span.sequence, p_.page_columns, tiers.first_page());
     const int stride = p_.page_table.stride;
     const std::uint8_t* base = p_.pages + p_.layer.head_offset[kv];
     const auto issue = [&](std::int32_t page) {
@@ -181,7 +237,7 @@ class WarpAttention {
       issue(__ldg(table + ahead.page * stride));
       if (!ahead.next()) ahead.next_series(pages);
     }
-    wait_once();
+    wait_for_queries(item);
     const int steps = static_cast<int>(kept(static_cast<std::uint32_t>(slots / 16)));
     const float* header = p_.headers + static_cast<std::int64_t>(item) * kHeaderFloats;
     // Lanes 0 .. 15 turn gains of keys into factors, lanes 16 .. 31 those of values. Fields of a later group of tokens stand
@@ -208,7 +264,6 @@ class WarpAttention {
     const int first_cut = tiers.sink_end % kPageTokens != 0 ? 0 : -1;
     const int last_cuts = max(tiers.n - (p_.queries - 1) - p_.recent, 0) / kPageTokens - tiers.first_page();
 
-    State state;
     ValueSums<D, kColumns> sums;
     typename RopeMeans<kWide>::Pair means;
     // Ids are read a page earlier than they are needed.
@@ -281,7 +336,7 @@ class WarpAttention {
       }
       second = !second;
       if (p_.soft_cap > 0.0F) state.template soft_cap<4>(y, p_.soft_cap * kLog2E);
-      if (is_cut) hide(tiers, head, position, y);
+      if (is_cut) hide(tiers, span.first_row, position, y);
       state.template update<4>(y, [&](const float(&factor)[kColumns]) { sums.multiply(factor); });
 
       if constexpr (kInt2) {  // P lo, the same for all dimensions
@@ -315,26 +370,20 @@ class WarpAttention {
       if (next_page >= 0) issue(uniform(next_page));
       if (at.next()) continue;
 
-      // The series is over. 1.5 is the centre of the codes.
-      const auto series = static_cast<std::uint32_t>(at.page % paged::kPatterns);
-      const std::uint32_t part = kHeadParts * static_cast<std::uint32_t>(item) + 1U + series;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) sums.weight[c] = State::sum_over_rows(sums.weight[c]) * (kInt2 ? 1.0F : -1.5F);
-      store(part, head, state, [&](int i, int r, int c) {
-        constexpr float kField[4] = {1.0F, 0.25F, 0.0625F, 0.015625F};
-        return fmaf(sums.of[i][r][c], kField[i % 4], sums.weight[c]);
-      });
-      if (at.more == 0) return;
+      // The series is over, and with it the basis of its sums.
+      const bool over = at.more == 0;
+      if (!kInt2 || over) all.add_coded(p_, worker_, kv, tiers.series_pattern(at.page % paged::kPatterns), lane_, state, sums);
+      if (over) return;
+      if constexpr (!kInt2) {
+        all.put_aside(p_, worker_, lane_, state);
+        sums = ValueSums<D, kColumns>();
+      }
       at.next_series(pages);
       if constexpr (kMean) means_.jump(tiers.first_page() + at.page);
       second = false;
-      sums = ValueSums<D, kColumns>();
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) state.sum[c] = 0.0F;  // the maximum stays
     }
   }
 
- private:
   __device__ void load_query(const std::uint32_t* from, int pieces) {  // of 16 bytes
     __syncwarp();
     for (int i = lane_; i < pieces; i += 32) {
@@ -361,18 +410,18 @@ class WarpAttention {
   }
 
   // Tokens that the queries of the lane's columns see.
-  __device__ void seen_by_columns(const Tiers& tiers, int head, int (&seen)[kColumns]) const {
+  __device__ void seen_by_columns(const Tiers& tiers, int first_row, int (&seen)[kColumns]) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const int query = (head % p_.subgroups * kHeadsPerTile + State::head(lane_, c)) / p_.group;
+      const int query = (first_row + State::head(lane_, c)) / p_.group;
       seen[c] = paged::seen_by(tiers.n, min(query, p_.queries - 1), p_.queries);
     }
   }
 
   // Tokens of the page at `position` that are exact for the query of a column.
-  __device__ void hide(const Tiers& tiers, int head, int position, float (&y)[4][kRows][kColumns]) const {
+  __device__ void hide(const Tiers& tiers, int first_row, int position, float (&y)[4][kRows][kColumns]) const {
     int seen[kColumns];
-    seen_by_columns(tiers, head, seen);
+    seen_by_columns(tiers, first_row, seen);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -386,41 +435,16 @@ class WarpAttention {
     }
   }
 
-  // Row part + worker of the partial results. value(i, r, c): of dimension 16 i + g + 8 r.
-  template <class Value>
-  __device__ void store(std::uint32_t part, int head, State state, Value&& value) const {
-    state.finish();
-    const int n = min(kHeadsPerTile, p_.columns - head % p_.subgroups * kHeadsPerTile);
-    const std::int64_t row = static_cast<std::int64_t>(part + worker_) * p_.stride_heads;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int h = State::head(lane_, c);
-      if (h >= n) continue;
-      float* to = p_.partial_out + (row + h) * D + lane_ / 4;
-#pragma unroll
-      for (int i = 0; i < D / 16; ++i) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) to[16 * i + 8 * r] = value(i, r, c);
-      }
-      if (lane_ < 4) p_.partial_sum[row + h] = make_float2(state.max[c], state.sum[c]);
-    }
-  }
-
   const DecodeParams& p_;
   int lane_;
-  std::uint32_t worker_;
+  std::uint32_t worker_, begin_, end_;
   std::uint32_t gain_table_, scratch_, query_;
   RopeMeans<kWide> means_;
   bool waited_ = false;
+  WarpHeads* heads_;
+  std::uint8_t* slot_;
   TileRing ring_;
 };
-
-// Marks the row of a part in which the warp has nothing to do.
-__device__ __forceinline__ void store_empty(const DecodeParams& p, std::uint32_t part, std::uint32_t worker, int lane) {
-  if (lane < p.stride_heads) {
-    p.partial_sum[static_cast<std::int64_t>(part + worker) * p.stride_heads + lane] = make_float2(-INFINITY, 0.0F);
-  }
-}
 
 template <int D, bool kWide, bool kMean, bool kInt2>
 __global__ void __maxnreg__((kAttendRegisters<D, kWide, kMean>)) attend_kernel(const __grid_constant__ DecodeParams p) {
@@ -432,10 +456,6 @@ __global__ void __maxnreg__((kAttendRegisters<D, kWide, kMean>)) attend_kernel(c
   const int warps = static_cast<int>(blockDim.x) / 32;
   const std::uint32_t mean_bytes = kMean ? RopeMeans<kWide>::table_bytes(p) : 0U;
   const std::uint32_t base = shared_address(shared);
-  // Neighbours on the line go to different multiprocessors, so that all of them are busy when there is little to do.
-  const std::uint32_t worker = static_cast<std::uint32_t>(warp) * gridDim.x + blockIdx.x;
-  WarpAttention<D, kWide, kMean, kInt2> attention(
-      p, base, base + kGainTableBytes + mean_bytes + static_cast<std::uint32_t>(warp) * p.warp_bytes, lane, worker);
   for (int n = thread; !kInt2 && n < 256; n += warps * 32) {
     auto* gains = reinterpret_cast<float*>(shared);
     gains[n] = n == 0 ? 0.0F : exp2_fast(static_cast<float>(n - 128) / 16.0F);
@@ -445,44 +465,32 @@ __global__ void __maxnreg__((kAttendRegisters<D, kWide, kMean>)) attend_kernel(c
   if constexpr (kMean) RopeMeans<kWide>::fill_tables(p, shared + kGainTableBytes, thread, warps * 32);
 
   const Shares share = shares(p, lane);
+  const std::uint32_t worker = blockIdx.x * static_cast<std::uint32_t>(warps) + static_cast<std::uint32_t>(warp);
   const std::uint32_t begin = worker * share.share;
   const std::uint32_t end = min(begin + share.share, share.total);
-  SequenceStart at{p.batch, 0};
-  if (begin < end) at = find_sequence(p, begin, lane);
-  // Units of a tier that starts at `from` on the line whose first byte lies in [begin, end).
-  const auto attend = [&](std::uint32_t from, int units, std::uint32_t cost, auto&& part_of, auto&& work) {
-    const std::uint32_t length = static_cast<std::uint32_t>(units) * cost;
-    if (length == 0 || from >= end || from + length <= begin) return;
-    const auto count = [&](std::uint32_t limit) {
-      return limit <= from ? 0 : static_cast<int>(min((limit - from + cost - 1) / cost, static_cast<std::uint32_t>(units)));
-    };
-    const int first = count(begin);
-    const int last = count(end);
-    if (first < last) work(first, last);
-    // Where the piece begins within a unit, it touches a part in which it may have nothing to do.
-    if (from + static_cast<std::uint32_t>(first) * cost > begin && first > 0 &&
-        (first == last || part_of(first - 1) != part_of(first))) {
-      attention.wait_once();
-      store_empty(p, part_of(first - 1), worker, lane);
-    }
-  };
-  for (int sequence = at.sequence; sequence < p.batch && at.begin < end; ++sequence) {
-    const Tiers t = tiers(p, sequence);
-    for (int head = 0; head < p.heads && at.begin < end; ++head) {
-      const std::uint32_t part = kHeadParts * static_cast<std::uint32_t>(sequence * p.heads + head);
-      const std::uint32_t exact = static_cast<std::uint32_t>(t.exact_blocks()) * p.exact_cost;
-      const std::uint32_t coded = static_cast<std::uint32_t>(t.pages()) * page_cost<kInt2>(p, head);
-      attend(
-          at.begin, t.exact_blocks(), p.exact_cost, [&](int) { return part; },
-          [&](int first, int last) { attention.attend_exact(sequence, head, t, first, last); });
-      attend(
-          at.begin + exact, t.pages(), page_cost<kInt2>(p, head),
-          [&](int i) { return part + 1U + static_cast<std::uint32_t>(t.series_of(i)); },
-          [&](int first, int last) { attention.attend_coded(sequence, head, t, first, last); });
-      at.begin += exact + coded;
+  std::uint8_t* warps_shared = shared + kGainTableBytes + mean_bytes;
+  using Attention = WarpAttention<D, kWide, kMean, kInt2>;
+  Attention attention(p, base, warps_shared + static_cast<std::uint32_t>(warp) * p.warp_bytes, lane, worker, begin, end);
+  if constexpr (kPreparesInside<D, kWide>) {
+    if (p.inside && warp < kPrepareThreads / 32) {
+      auto& memory =
+          *reinterpret_cast<PrepareMemory<D, kWide ? 8 : 4>*>(warps_shared + static_cast<std::uint32_t>(warps) * p.warp_bytes);
+      if (thread == 0) {
+        wait_for_predecessor();
+        memory.item = claim(p);
+      }
+      prepare_inside(p, memory);
     }
   }
+  if (begin < end) {
+    for (LineWalk<kInt2> walk(p, begin, lane); walk.span().begin < end; walk.next())
+      attention.attend(walk.span(), walk.tiers());
+  }
   attention.wait_once();  // of warps without work
+  __syncthreads();
+  BlockMerge<D, kWide, kInt2>(p, share.share, warps_shared + Attention::heads_offset(),
+                              warps_shared + Attention::slot_offset(p), reinterpret_cast<std::uint32_t*>(shared), lane, warp)
+      .run();
 }
 
 }  // namespace oscar::cuda

@@ -13,28 +13,35 @@ namespace {
 constexpr int kMaxBatch = 1 << 16;
 constexpr int kMaxGroup = 16;
 constexpr int kMaxQueries = 8;
-constexpr int kMaxMultiprocessors = 256;  // sizes the workspace, so that it does not depend on the device
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
-// Lays the workspace out from a null base or a real one; returns its size.
-std::size_t lay_out(DecodeParams& p, void* workspace) {
+// Lays the workspace out from a null base or a real one.
+struct WorkspaceSize {
+  std::size_t control, all;
+};
+WorkspaceSize lay_out(DecodeParams& p, void* workspace) {
   const std::size_t items = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads);
   const std::size_t dim = static_cast<std::size_t>(p.layer.head_dim);
-  const std::size_t rows = (kHeadParts * items + static_cast<std::size_t>(kMaxMultiprocessors * kMostWarps)) *
-                           static_cast<std::size_t>(p.stride_heads);
+  // Of the largest grid, so that the size does not depend on the device.
+  constexpr std::size_t kWorkers = kMostBlocks * kMostWarps;
+  const int vectors = p.layer.codec == paged::PageCodec::int2 ? 2 : 1;
   std::size_t at = 0;
   const auto take = [&](auto*& pointer, std::size_t bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(workspace) + at);
     at += (bytes + 255) / 256 * 256;
   };
+  take(p.arrived, kMostBlocks * sizeof(std::uint32_t));
+  take(p.ready, items * sizeof(std::uint32_t));
+  take(p.claimed, sizeof(std::uint32_t));
+  const std::size_t control = at;
   take(p.headers, items * kHeaderFloats * sizeof(float));
   take(p.coded_query, items * p.query_bytes);
   take(p.exact_query, items * (dim / 16) * static_cast<std::size_t>(p.lanes) * 8);
   take(p.mean_query, items * static_cast<std::size_t>(p.layer.n_pairs / 16 * p.lanes * 2) * sizeof(float4));
-  take(p.partial_out, rows * dim * sizeof(float));
-  take(p.partial_sum, rows * sizeof(float2));
-  return at;
+  take(p.aside, kWorkers * static_cast<std::size_t>(p.tile_rows) * dim * sizeof(float));
+  take(p.partials, (kWorkers + 3 * kMostBlocks) * partial_bytes(p.layer.head_dim, p.tile_rows, vectors));
+  return {control, at};
 }
 
 // What follows from the shape alone.
@@ -54,7 +61,7 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group, int quer
   p.subgroups = (p.columns + kHeadsPerTile - 1) / kHeadsPerTile;
   p.heads = layer.n_head_kv * p.subgroups;
   p.lanes = p.columns <= 4 ? 16 : 32;
-  p.stride_heads = p.columns <= 4 ? 4 : 8;
+  p.tile_rows = p.columns <= 4 ? 4 : 8;
   // Exact queries use the same place.
   p.query_bytes = std::max(coded_query_bytes(layer.max_slots, p.lanes / 16), unsigned_of(layer.head_dim / 16 * p.lanes * 8));
   for (int h = 0; h < layer.n_head_kv; ++h)
@@ -73,13 +80,17 @@ void check_arguments(const DecodeArgs& a) {
 
 std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group, int queries) {
   DecodeParams p = shape_params(layer, batch, group, queries);
-  return lay_out(p, nullptr);
+  return lay_out(p, nullptr).all;
+}
+std::size_t decode_control_bytes(const LayerView& layer, int batch, int group, int queries) {
+  DecodeParams p = shape_params(layer, batch, group, queries);
+  return lay_out(p, nullptr).control;
 }
 
 void decode(const DecodeArgs& args, cudaStream_t stream) {
   check_arguments(args);
   DecodeParams p = shape_params(*args.layer, args.batch, args.group, args.queries);
-  const std::size_t bytes = lay_out(p, args.workspace);
+  const std::size_t bytes = lay_out(p, args.workspace).all;
   if (args.workspace_bytes < bytes) fail("cuda decode: a workspace of {} bytes; {} are needed", args.workspace_bytes, bytes);
   p.sink = args.sink;
   p.recent = args.recent;

@@ -1,20 +1,17 @@
-// Launches of the three kernels of a decode, included once per codec.
+// Launches of the kernels of a decode, included once per codec.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/attend.cuh"
-#include "cuda/merge.cuh"
 #include "cuda/prepare.cuh"
 
 namespace oscar::cuda {
 
 inline std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
-inline constexpr int kFewPages = 8;  // of a warp
-inline constexpr int kFewWarps = 12;
-
-// Shared memory left to a block of the kernels before and after; more would cost warps of heads with means.
+// Shared memory left to what prepares queries, here or in blocks of the kernel before; more would cost warps of heads with
+// means.
 template <int D, bool kWide>
 inline constexpr std::uint32_t kBesideBytes = (D > 128 ? 20
                                                : kWide ? 26
@@ -40,39 +37,38 @@ cudaError_t launch(Kernel* kernel, int blocks, int threads, std::uint32_t shared
 
 // Warps per block, ring stages and shared memory of the attention kernel, as the device allows.
 template <int D, bool kWide, bool kMean, bool kInt2>
-cudaError_t launch_three(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
+cudaError_t launch_both(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
   const std::uint32_t longest =
       std::max(paged::head_bytes(p.layer.max_slots, D, p.layer.codec), unsigned_of(kBlockTokens * D * 2));
   p.stage_bytes = (longest + 127U) / 128U * 128U;
   const std::uint32_t common = kGainTableBytes + (kMean ? RopeMeans<kWide>::table_bytes(p) : 0U);
-  const std::uint32_t fixed =
-      kScratchBytes<kInt2> + kBarrierBytes + p.query_bytes + (kMean ? RopeMeans<kWide>::weight_bytes(p) : 0U);
+  const std::uint32_t fixed = WarpAttention<D, kWide, kMean, kInt2>::slot_offset(p);
   const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes<D, kWide>;
-  // With little to do per warp, fewer of them: partial results are fewer, and the kernels before and after find room beside
-  // this one.
-  const std::int64_t pages = std::int64_t{p.batch} * p.page_columns * p.heads;
   int warps = kAttendWarps<D, kWide>;
-  if (pages < std::int64_t{kFewPages} * device.multiprocessors * warps) warps = std::min(warps, kFewWarps);
   while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
   const std::uint32_t per_warp = room / unsigned_of(warps);
   *fits = per_warp >= fixed + 2 * p.stage_bytes;
   if (!*fits) return cudaSuccess;
   p.stages = std::min(TileRing::kMaxStages, static_cast<int>((per_warp - fixed) / p.stage_bytes));
   p.warp_bytes = fixed + unsigned_of(p.stages) * p.stage_bytes;
-  const int blocks = device.multiprocessors;
+  if (unsigned_of(p.stages) * p.stage_bytes < PartialLayout<D, kWide, kInt2>::kBytes) return cudaErrorInvalidConfiguration;
+  const int blocks = std::min(device.multiprocessors, kMostBlocks);
   p.workers = unsigned_of(blocks * warps);
   // By bytes where those are the limit; an exact block has about half the instructions per byte.
   p.exact_cost = unsigned_of(D / (kMean || kWide ? 4 : 2));
-  const std::uint32_t shared = common + unsigned_of(warps) * p.warp_bytes;
+  std::uint32_t shared = common + unsigned_of(warps) * p.warp_bytes;
+  const int items = p.batch * p.heads;
+  using Prepare = PrepareMemory<D, kWide ? 8 : 4>;
+  // Many heads are prepared faster by blocks that are many at a time.
+  p.inside = kPreparesInside<D, kWide> && 32 * warps >= kPrepareThreads && items <= blocks;
+  if (p.inside) shared += sizeof(Prepare);
 
   auto* kernel = attend_kernel<D, kWide, kMean, kInt2>;
   auto *prepare = prepare_kernel < D, kWide ? 8 : 4 > ;
-  auto* merge = merge_kernel<D, kInt2>;
   static OncePerDevice kernels;
   cudaError_t status = kernels(device.id, [&] {
     // A multiprocessor runs kernels side by side only when they want the same split between L1 and shared memory.
-    for (const auto* each : {reinterpret_cast<const void*>(kernel), reinterpret_cast<const void*>(prepare),
-                             reinterpret_cast<const void*>(merge)}) {
+    for (const auto* each : {reinterpret_cast<const void*>(kernel), reinterpret_cast<const void*>(prepare)}) {
       const cudaError_t failure =
           cudaFuncSetAttribute(each, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
       if (failure != cudaSuccess) return failure;
@@ -80,15 +76,9 @@ cudaError_t launch_three(DecodeParams& p, const DeviceLimits& device, cudaStream
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
   });
   const bool overlaps = device.major >= 9;
-  // A merge has about so many rows per head to read, four of them at once per warp.
-  const int rows = static_cast<int>(p.workers) / (p.batch * p.heads) + kHeadParts;
-  const int merge_warps = std::clamp(rows / 4, 1, kMergeWarps);
-  const int items = p.batch * p.heads;
-  if (status == cudaSuccess)
+  if (status == cudaSuccess && !p.inside)
     status = launch(prepare, std::min(items, 4 * blocks), kPrepareThreads, 0, p, stream, overlaps && p.early);
-  if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps);
-  if (status == cudaSuccess)
-    status = launch(merge, p.batch * p.queries * p.layer.n_head_kv * p.group, 32 * merge_warps, 0, p, stream, overlaps);
+  if (status == cudaSuccess) status = launch(kernel, blocks, 32 * warps, shared, p, stream, overlaps && (p.early || !p.inside));
   return status;
 }
 
@@ -96,11 +86,11 @@ template <int D, bool kInt2>
 cudaError_t choose(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
   const bool mean = p.layer.n_pairs > 0;
   if (p.columns > 4) {
-    return mean ? launch_three<D, true, true, kInt2>(p, device, stream, fits)
-                : launch_three<D, true, false, kInt2>(p, device, stream, fits);
+    return mean ? launch_both<D, true, true, kInt2>(p, device, stream, fits)
+                : launch_both<D, true, false, kInt2>(p, device, stream, fits);
   }
-  return mean ? launch_three<D, false, true, kInt2>(p, device, stream, fits)
-              : launch_three<D, false, false, kInt2>(p, device, stream, fits);
+  return mean ? launch_both<D, false, true, kInt2>(p, device, stream, fits)
+              : launch_both<D, false, false, kInt2>(p, device, stream, fits);
 }
 template <bool kInt2>
 cudaError_t choose_dim(DecodeParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {

@@ -16,8 +16,7 @@ inline constexpr int kHeadsPerTile = 8;          // query rows of a virtual KV h
 inline constexpr std::uint32_t kCostUnit = 128;  // bytes
 inline constexpr int kMostSlots = 512;           // of a head
 inline constexpr int kMostWarps = 16;            // of a block of the attention kernel
-// Of a virtual head: the exact tier, and the four series of coded pages.
-inline constexpr int kHeadParts = 1 + paged::kPatterns;
+inline constexpr int kMostBlocks = 256;          // of its grid: multiprocessors
 
 struct DecodeParams {
   LayerView layer;
@@ -26,13 +25,14 @@ struct DecodeParams {
   int subgroups;             // virtual heads per KV head: ceil(columns / 8)
   int heads;                 // virtual heads per sequence: n_head_kv * subgroups
   int lanes;                 // lanes whose query fragments differ: 16 when at most 4 query rows share a tile, else 32
-  int stride_heads;          // query rows of a partial result's row: 4 or 8
+  int tile_rows;             // query rows of a tile: 4 or 8
   std::uint32_t pages_cost;  // of one page column of a sequence, all virtual heads
   std::uint32_t exact_cost;  // of an exact block and virtual head
   std::uint32_t workers;     // warps of the grid
   int stages;
   std::uint32_t stage_bytes, query_bytes, warp_bytes;
-  bool early;  // see DecodeArgs
+  bool early;   // see DecodeArgs
+  bool inside;  // queries are prepared by the attention kernel's own blocks
   float scale, soft_cap;
   const __half* q;
   const std::int32_t* lengths;
@@ -48,8 +48,12 @@ struct DecodeParams {
   std::uint32_t* coded_query;  // [batch * heads][query_bytes / 4] see coded_query_bytes()
   std::uint32_t* exact_query;  // [batch * heads][D / 16 * lanes * 2] B fragments of q
   float4* mean_query;          // [batch * heads][n_pairs / 16][2 lanes] complex weights of the mean's sinusoids
-  float* partial_out;          // [parts + workers][stride_heads][D]
-  float2* partial_sum;         // [parts + workers][stride_heads] (maximum, sum) in the base-2 logarithm
+  float4* aside;               // [workers][tile_rows * D / 4] see head_sums.cuh
+  std::uint8_t* partials;      // [workers + 3 * blocks][partial_bytes()] see partial_results.cuh
+  // Zero between decodes. See prepare_inside().
+  std::uint32_t* claimed;  // [1]
+  std::uint32_t* ready;    // [batch * heads] 1: the queries of the virtual head are prepared (where that is done inside)
+  std::uint32_t* arrived;  // [blocks] blocks that have left their part of the head that begins in this one and ends in another
 };
 
 // Per virtual head, base-2 logits: [h] unit of the coded query, [8 + h] constant, [16 + h] sum of the inner query's coordinates
@@ -81,7 +85,12 @@ static_assert(sums_fit(paged::PageCodec::spectral, kMostSlots) && sums_fit(paged
   return static_cast<std::uint32_t>(blocks) * (128U + 8U * static_cast<std::uint32_t>(slots));
 }
 
-// Enqueues the three kernels. What follows from the device (stages, warps) is filled in. *fits: whether the layer's tiles fit
+// Of one partial result: 64 bytes, then vectors of dim + 8 floats.
+[[nodiscard]] constexpr std::uint32_t partial_bytes(int dim, int tile_rows, int vectors) {
+  return 64U + 4U * static_cast<std::uint32_t>(vectors * tile_rows * (dim + 8));
+}
+
+// Enqueues the kernels. What follows from the device (stages, warps) is filled in. *fits: whether the layer's tiles fit
 // the device's shared memory; nothing is launched where they do not.
 cudaError_t launch_decode_spectral(DecodeParams& params, const DeviceLimits& device, cudaStream_t stream, bool* fits);
 cudaError_t launch_decode_int2(DecodeParams& params, const DeviceLimits& device, cudaStream_t stream, bool* fits);

@@ -157,6 +157,31 @@ __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
 }
 #endif
 
+// What this thread has seen of others' writes and its own: others on the device see it who see what it writes from now on.
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+inline constexpr bool kBlocksRunTogether = true;  // else one after the other (emulated)
+__device__ __forceinline__ void wait_until_set(const std::uint32_t* flag) {
+  asm volatile(
+      "{\n"
+      ".reg .pred set;\n"
+      ".reg .u32 value;\n"
+      "wait:\n"
+      "ld.acquire.gpu.global.u32 value, [%0];\n"
+      "setp.ne.u32 set, value, 0;\n"
+      "@set bra finished;\n"
+      "bra wait;\n"
+      "finished:\n"
+      "}\n" ::"l"(flag)
+      : "memory");
+  __syncwarp();
+}
+__device__ __forceinline__ void store_release(std::uint32_t* to, std::uint32_t v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
+// The first `threads` of a block, from one place in the program.
+__device__ __forceinline__ void wait_for_threads(int threads) { asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); }
 // All warps of the block; unlike __syncthreads() they may come from different places in the program.
 __device__ __forceinline__ void wait_for_block() { asm volatile("barrier.sync 1, %0;" ::"r"(blockDim.x) : "memory"); }
 

@@ -84,18 +84,25 @@ class OnDevice {
     args_.lse = lse_.data();
     args_.workspace = workspace_.data();
     args_.workspace_bytes = workspace_.size();
+    control_bytes_ = cuda::decode_control_bytes(tables_->view(), batch, world.shape().group, world.shape().queries);
+    check(cudaMemsetAsync(workspace_.data(), 0, control_bytes_, nullptr), "cudaMemset");
   }
 
-  // Output and workspace are poisoned first.
+  // Output and workspace are poisoned first, but for what decodes leave zero.
   void run(cudaStream_t stream = nullptr) {
     check(cudaMemsetAsync(out_.data(), 0xFF, out_.size() * 2, stream), "cudaMemset");
     check(cudaMemsetAsync(lse_.data(), 0xFF, lse_.size() * 4, stream), "cudaMemset");
-    check(cudaMemsetAsync(workspace_.data(), 0xFF, workspace_.size(), stream), "cudaMemset");
+    check(cudaMemsetAsync(workspace_.data() + control_bytes_, 0xFF, workspace_.size() - control_bytes_, stream), "cudaMemset");
     cuda::decode(args_, stream);
   }
   void set_lengths(const std::vector<std::int32_t>& lengths) { lengths_.upload(lengths); }
   [[nodiscard]] std::vector<std::uint16_t> out() const { return out_.download(); }
   [[nodiscard]] std::vector<float> lse() const { return lse_.download(); }
+  [[nodiscard]] bool control_is_zero() const {
+    const std::vector<std::uint8_t> all = workspace_.download();
+    return std::all_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(control_bytes_),
+                       [](std::uint8_t x) { return x == 0; });
+  }
 
  private:
   static std::int32_t first_page(const PagedWorld& world, std::size_t far_bytes) {
@@ -109,6 +116,7 @@ class OnDevice {
   test::DeviceIds page_table_, block_table_;
   DeviceArray<std::uint8_t> pages_, workspace_;
   DeviceArray<float> sinks_, lse_;
+  std::size_t control_bytes_ = 0;
   cuda::DecodeArgs args_;
 };
 
@@ -193,7 +201,10 @@ bool run_case(const Case& c, bool quick) {
   }
   // A sequence of one token is its value, exactly.
   const bool rounds = std::any_of(c.shape.lengths.begin(), c.shape.lengths.end(), [](int n) { return n > 1; });
-  const bool good = !e.wrong && e.all <= kMostError && (!rounds || e.all >= kLeastError) && e.lse < kMostLse && same;
+  const bool left_zero = device.control_is_zero();
+  if (!left_zero) std::printf("  the workspace's first bytes are not zero afterwards\n");
+  const bool good =
+      left_zero && !e.wrong && e.all <= kMostError && (!rounds || e.all >= kLeastError) && e.lse < kMostLse && same;
   std::printf("%-34s L2 %.2e  worst row %.2e  lse %.1e  repeats %s  %s\n", c.name, e.all, e.worst_row, e.lse,
               same ? "equal" : "DIFFER", good ? "ok" : "FAILED");
   std::fflush(stdout);

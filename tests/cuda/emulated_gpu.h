@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -197,6 +198,7 @@ T max(T a, T b) {
 }
 inline void atomicAnd(unsigned* at, unsigned x) { *at &= x; }
 inline void atomicOr(unsigned* at, unsigned x) { *at |= x; }
+inline unsigned atomicAdd(unsigned* at, unsigned x) { return std::exchange(*at, *at + x); }
 
 extern "C" {
 cudaError_t cudaMalloc(void** p, std::size_t bytes) {

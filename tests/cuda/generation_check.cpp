@@ -78,6 +78,7 @@ class Generation {
     const DeviceArray<std::uint16_t> blocks(first_blocks_);
     const int batch = static_cast<int>(start_.size());
     const DeviceArray<std::uint8_t> workspace(cuda::decode_workspace_bytes(layer.view(), batch, kGroup));
+    check(cudaMemset(workspace.data(), 0, workspace.size()), "cudaMemset");
     check(cudaMemset(out_.data(), 0xFF, out_.size() * 2), "cudaMemset");
     cuda::AppendArgs append;
     append.layer = &layer.view();

@@ -88,14 +88,17 @@ struct DecodeArgs {
   // read as codes (with recent >= 64 an append of the queries' own tokens does not). Tiles are then fetched while it still runs
   // (sm_90, programmatic dependent launch). The queries and the exact rows may be written by it.
   bool overlaps_predecessor = false;
-  void* workspace = nullptr;  // decode_workspace_bytes(), 256-byte aligned; contents need not survive
+  // decode_workspace_bytes(), 256-byte aligned; of one decode at a time. Its first decode_control_bytes() must be zero before
+  // its first decode, and a decode leaves them zero; of the rest, contents need not survive.
+  void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
 
-// Depends on shapes, not on lengths.
+// Both depend on shapes, not on lengths.
 [[nodiscard]] std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group, int queries = 1);
+[[nodiscard]] std::size_t decode_control_bytes(const LayerView& layer, int batch, int group, int queries = 1);
 
-// Enqueues three kernels. Throws Error on arguments outside the limits above or when the launch fails.
+// Enqueues one kernel or two. Throws Error on arguments outside the limits above or when the launch fails.
 void decode(const DecodeArgs& args, cudaStream_t stream);
 
 }  // namespace oscar::cuda

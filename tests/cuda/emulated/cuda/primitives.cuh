@@ -128,6 +128,11 @@ inline std::uint32_t pack_half2(float low, float high) {
 }
 inline float exp2_fast(float x) { return std::exp2(x); }
 
+inline void fence_device() {}
+inline constexpr bool kBlocksRunTogether = false;
+inline void wait_until_set(const std::uint32_t*) { std::abort(); }
+inline void store_release(std::uint32_t* to, std::uint32_t v) { *to = v; }
+inline void wait_for_threads(int) { std::abort(); }
 inline void wait_for_block() { Block::running().meet_all(); }
 
 }  // namespace oscar::cuda
