@@ -175,13 +175,12 @@ struct CodeKernels {
     }
   }
 
-  // The fields of a word and its products at once: unpacking hides behind them, and no tile is stored and loaded. Of more than
-  // four rows at a time compilers leave sums in memory.
+  // The fields of a word and its products at once: unpacking hides behind them, and no tile is stored and loaded.
   static void packed_key_scores(const std::uint32_t* q, std::int64_t ldq, const IntegerQuery* query, int rows,
                                 const std::uint32_t* packed, const Kernels::KeyWord* words, int n_words, const float* gain,
                                 bool add, float* s) {
     static_assert(kTile % (2 * V::kWords) == 0);
-    in_row_blocks<4>(rows, [&](int r, auto height) {
+    in_row_blocks<6>(rows, [&](int r, auto height) {
       for (int j = 0; j < kTile; j += 2 * V::kWords) {
         packed_key_rows<decltype(height)::value>(q + r * ldq, ldq, query + r, packed + j, words, n_words, gain + j, add,
                                                  s + r * kTile + j);
@@ -209,7 +208,7 @@ struct CodeKernels {
         for (int f = 0; f < 4; ++f) {
           const Words codes = V::key_bytes(fields[f]);
 #pragma GCC unroll 6
-          for (int r = 0; r < R; ++r) V::add_key_products(sums[r][v], codes, V::all(q[r * ldq + 4 * w + f]));
+          for (int r = 0; r < R; ++r) V::add_key_products(sums[r][v], codes, q + r * ldq + 4 * w + f);
         }
       }
     }
@@ -301,7 +300,7 @@ struct CodeKernels {
 
   static void packed_value_sums(const std::uint8_t* w, const float* scale, int rows, const std::uint32_t* packed, int lanes,
                                 float* out, std::int64_t ldo) {
-    in_row_blocks<4>(rows, [&](int r, auto height) {
+    in_row_blocks<6>(rows, [&](int r, auto height) {
       for (int i = 0; i < lanes; i += V::kWords) {
         packed_value_rows<decltype(height)::value>(w + r * kTile, scale + r, packed + i, lanes, out + r * ldo + i, ldo);
       }

@@ -67,8 +67,19 @@ struct Avx512 {
   static Words key_bytes(Words codes) { return codes; }
   static Sums start(const IntegerQuery& q) { return _mm512_set1_epi32(-(q.even + q.odd)); }
   static Sums no_sums() { return _mm512_setzero_si512(); }
-  static void add_key_products(Sums& sums, Words codes, Words query) { sums = _mm512_dpbusd_epi32(sums, codes, query); }
-  static void add_value_products(Sums& sums, Words weights, Words codes) { sums = _mm512_dpbusd_epi32(sums, weights, codes); }
+  // Not intrinsics, whose result is a new value: of the sums of six rows GCC 12 then keeps a second copy in memory. Words of a
+  // query come from memory, as it would also hoist them into registers.
+  static void add_key_products(Sums& sums, Words codes, Words query) {
+    Sums sum = sums;
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(query));
+    sums = sum;
+  }
+  static void add_key_products(Sums& sums, Words codes, const std::uint32_t* query) {
+    Sums sum = sums;
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*query));
+    sums = sum;
+  }
+  static void add_value_products(Sums& sums, Words weights, Words codes) { add_key_products(sums, weights, codes); }
   static Floats key_total(Sums sums) { return _mm512_cvtepi32_ps(sums); }
   static Floats value_total(Sums sums) { return key_total(sums); }
 
