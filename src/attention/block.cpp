@@ -327,27 +327,21 @@ void BlockWorker::finish(const Operation& op, int kv_head, const TokenBlock& blo
   double sum = 0.0;
   double code_sum = 0.0;
   std::array<double, kMaxBases> code_weight{};
-  merged_exact_.reserve(size_of(op.v_ld));
-  merged_code_.reserve(size_of(op.bases * op.code_ld));
-  std::fill_n(merged_exact_.data(), op.v_ld, 0.0F);
-  std::fill_n(merged_code_.data(), op.bases * op.code_ld, 0.0F);
+  exact_terms_.clear();
+  for (Terms& terms : code_terms_) terms.clear();
   for (std::int64_t i = 0; i < n; ++i) {
     const BlockState& state = states[i * step];
     const BlockState::Row& part = state.rows[row];
     if (part.reference == kInvisible) continue;
-    const double factor = std::exp(static_cast<double>(part.reference - reference));
-    const auto scale = static_cast<float>(factor);
+    const float scale = std::exp(part.reference - reference);
+    const auto factor = static_cast<double>(scale);
     sum += factor * part.sum;
     code_sum += factor * part.code_sum;
-    if (state.any_exact) {
-      kernels.multiply(&scale, 1, 1, 1, state.exact.data() + row * size_of(op.v_ld), op.v_ld, op.v_ld, merged_exact_.data(),
-                       op.v_ld, true);
-    }
-    for (int b = 0; b < op.bases; ++b) {
+    if (state.any_exact) exact_terms_.add(state.exact.data() + row * size_of(op.v_ld), scale);
+    for (std::size_t b = 0; b < size_of(op.bases); ++b) {
       if ((state.bases_used >> b & 1U) == 0) continue;
-      code_weight[size_of(b)] += factor * part.code_weight[size_of(b)];
-      kernels.multiply(&scale, 1, 1, 1, state.code.data() + (row * size_of(op.bases) + size_of(b)) * size_of(op.code_ld),
-                       op.code_ld, op.code_ld, merged_code_.data() + b * op.code_ld, op.code_ld, true);
+      code_weight[b] += factor * part.code_weight[b];
+      code_terms_[b].add(state.code.data() + (row * size_of(op.bases) + b) * size_of(op.code_ld), scale);
     }
   }
   double denominator = sum;
@@ -361,21 +355,38 @@ void BlockWorker::finish(const Operation& op, int kv_head, const TokenBlock& blo
     denominator = sum * numerator + std::exp(sink - top);
   }
   const double factor = numerator / denominator;
-  for (int d = 0; d < op.v_dim; ++d) out[d] = static_cast<float>(factor * static_cast<double>(merged_exact_.data()[d]));
+  exact_terms_.sum(kernels, op.v_ld, merged_);
+  for (int d = 0; d < op.v_dim; ++d) out[d] = static_cast<float>(factor * static_cast<double>(merged_.data()[d]));
   if (code_sum == 0.0) return;
   head_row_.resize(size_of(op.v_dim));
   if (op.integer) {
-    for (int b = 0; b < op.bases; ++b) {
-      const double weight = code_weight[size_of(b)];
-      if (weight == 0.0) continue;
-      sums_to_basis(*op.v_codec->code_form(kv_head), merged_code_.data() + b * op.code_ld, weight, factor, head_row_);
-      op.v_codec->basis_to_output(kv_head, b, head_row_, {out, size_of(op.v_dim)});
+    for (std::size_t b = 0; b < size_of(op.bases); ++b) {
+      if (code_weight[b] == 0.0) continue;
+      code_terms_[b].sum(kernels, op.code_ld, merged_);
+      sums_to_basis(*op.v_codec->code_form(kv_head), merged_.data(), code_weight[b], factor, head_row_);
+      op.v_codec->basis_to_output(kv_head, static_cast<int>(b), head_row_, {out, size_of(op.v_dim)});
     }
     return;
   }
+  code_terms_.front().sum(kernels, op.code_ld, merged_);
   for (int d = 0; d < op.v_dim; ++d)
-    head_row_[size_of(d)] = static_cast<float>(factor * static_cast<double>(merged_code_.data()[d]));
+    head_row_[size_of(d)] = static_cast<float>(factor * static_cast<double>(merged_.data()[d]));
   op.v_codec->inner_to_output(kv_head, head_row_, factor * code_sum, {out, size_of(op.v_dim)});
+}
+
+void BlockWorker::Terms::clear() {
+  rows.clear();
+  weights.clear();
+}
+
+void BlockWorker::Terms::add(const float* row, float weight) {
+  rows.push_back(row);
+  weights.push_back(weight);
+}
+
+void BlockWorker::Terms::sum(const Kernels& kernels, int columns, FloatBuffer& out) const {
+  out.reserve(size_of(columns));
+  kernels.weighted_sum(rows.data(), weights.data(), static_cast<int>(rows.size()), columns, out.data());
 }
 
 }  // namespace oscar::attention

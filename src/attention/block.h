@@ -112,8 +112,18 @@ class BlockWorker {
   IntegerTile integer_tile_;
   bool weighing_ = false;  // softmax makes the integer tile's weights: nobody else wants probabilities
   FloatBuffer scores_, code_scores_,
-      mean_scores_;                         // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
-  FloatBuffer merged_exact_, merged_code_;  // of one row
+      mean_scores_;  // [rows][kTile]; logits, then probabilities, of the exact and the coded tier
+  // Rows that finish() adds up, and what they are multiplied with.
+  struct Terms {
+    std::vector<const float*> rows;
+    std::vector<float> weights;
+    void clear();
+    void add(const float* row, float weight);
+    void sum(const Kernels& kernels, int columns, FloatBuffer& out) const;
+  };
+  Terms exact_terms_;
+  std::array<Terms, kMaxBases> code_terms_;
+  FloatBuffer merged_;
   std::vector<float> head_row_;
 };
 

@@ -207,6 +207,14 @@ struct FloatKernels {
     for (; n < cols; n += kWidth) multiply_columns<1>(a, lda, rows, depth, b + n, ldb, c + n, ldc, accumulate);
   }
 
+  static void weighted_sum(const float* const* rows, const float* weights, int n, int cols, float* out) {
+    for (int i = 0; i < cols; i += kWidth) {
+      Floats sum = V::zero();
+      for (int k = 0; k < n; ++k) sum = V::multiply_add(V::all(weights[k]), V::load(rows[k] + i), sum);
+      V::store(out + i, sum);
+    }
+  }
+
   static void project(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b) {
     in_row_blocks<V::kRegisters / (2 * kLane / kWidth) - 2>(
         rows, [&](int r, auto height) { project_rows<decltype(height)::value>(a + r * lda, lda, part, depth, b); });

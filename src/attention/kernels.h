@@ -49,6 +49,9 @@ struct Kernels {
   void (*multiply)(const float* a, std::int64_t lda, int rows, int depth, const float* b, std::int64_t ldb, int cols, float* c,
                    std::int64_t ldc, bool accumulate);
 
+  // out[i] = sum over k < n of weights[k] * rows[k][i], i < cols, a multiple of kPanel.
+  void (*weighted_sum)(const float* const* rows, const float* weights, int n, int cols, float* out);
+
   // In place, of parts p = 0 and 1: a[r * lda + p * part + n] = sum over i < depth of a[r * lda + p * part + i] *
   // b[(p * depth + i) * kLane + n], n < kLane.
   void (*project)(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b);

@@ -23,6 +23,7 @@ const Kernels* avx512_kernels() {
     Kernels k = *avx2_kernels();
     k.name = "avx512";
     k.multiply = Float::multiply;
+    k.weighted_sum = Float::weighted_sum;
     k.mirrored_multiply = Float::mirrored_multiply;
     k.logits = Float::logits;
     k.exponentials = Float::exponentials;

@@ -62,6 +62,13 @@ void multiply(const float* a, std::int64_t lda, int rows, int depth, const float
   }
 }
 
+void weighted_sum(const float* const* rows, const float* weights, int n, int cols, float* out) {
+  std::fill_n(out, cols, 0.0F);
+  for (int k = 0; k < n; ++k) {
+    for (int i = 0; i < cols; ++i) out[i] += weights[k] * rows[k][i];
+  }
+}
+
 void project(float* a, std::int64_t lda, std::int64_t part, int rows, int depth, const float* b) {
   for (int r = 0; r < rows; ++r) {
     for (int p = 0; p < 2; ++p) {
@@ -234,11 +241,10 @@ void value_sums(const std::uint8_t* w, const float* scale, int rows, const std::
 }  // namespace
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = {"scalar",        widen,           mask_row,          dots,        transpose,
-                                      multiply,        project,         mirrored_multiply, logits,      exponentials,
-                                      transpose_words, interleave,      look_up,           unpack_keys, spread,
-                                      key_scores,      nullptr,         quantise_weights,  weigh,       value_sums,
-                                      nullptr,         complex_multiply};
+  static constexpr Kernels kernels = {"scalar",         widen,   mask_row,          dots,    transpose,       multiply,
+                                      weighted_sum,     project, mirrored_multiply, logits,  exponentials,    transpose_words,
+                                      interleave,       look_up, unpack_keys,       spread,  key_scores,      nullptr,
+                                      quantise_weights, weigh,   value_sums,        nullptr, complex_multiply};
   return kernels;
 }
 

@@ -126,6 +126,24 @@ TEST_P(KernelsTest, MultiplyAccumulates) {
   }
 }
 
+TEST_P(KernelsTest, WeightedSumAddsRowsInOrder) {
+  constexpr std::size_t kCols = 48;
+  for (const std::size_t n : {0U, 1U, 9U}) {
+    const std::vector<float> values = random_values(n * kCols, 10);
+    const std::vector<float> weights = random_values(n, 11);
+    std::vector<const float*> rows;
+    for (std::size_t k = 0; k < n; ++k) rows.push_back(values.data() + k * kCols);
+    std::vector<float> out(kCols + 1, -1.0F);
+    kernels().weighted_sum(rows.data(), weights.data(), static_cast<int>(n), kCols, out.data());
+    for (std::size_t i = 0; i < kCols; ++i) {
+      double want = 0.0;
+      for (std::size_t k = 0; k < n; ++k) want += static_cast<double>(weights[k]) * static_cast<double>(rows[k][i]);
+      ASSERT_NEAR(static_cast<double>(out[i]), want, 1e-5);
+    }
+    EXPECT_EQ(out[kCols], -1.0F);
+  }
+}
+
 TEST_P(KernelsTest, LogitsApplySoftcapSlopeAndMask) {
   for (const float softcap : {0.0F, 5.0F, 50.0F}) {
     for (const bool masked : {false, true}) {
