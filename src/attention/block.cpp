@@ -80,7 +80,7 @@ void HeadQueries::load_code(const Operation& op) {
     }
     if (form != nullptr) integer_query(*form, out, words_.data() + r * words, integer_[size_of(r)]);
   }
-  mean_.start(op.means[kv_head_], q_.data(), op.k_ld, rows_);
+  mean_.start(*op.kernels, op.means[kv_head_], q_.data(), op.k_ld, rows_);
 }
 
 void BlockWorker::run(const Operation& op, int first_head, int n_heads, const TokenBlock& block, std::int64_t begin,

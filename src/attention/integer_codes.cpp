@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace oscar::attention {
 namespace {
@@ -13,52 +14,81 @@ constexpr float kMaxByte = 127.0F;
 constexpr float kMaxSum = 32767.0F;
 constexpr float kRounder = 0x1.8p23F;  // added to a small number it leaves the nearest integer
 
+// The coordinates of four words of a query, 0 beyond the coded ones.
+constexpr int kQueryGroup = 16;
+struct QueryGroup {
+  std::array<float, kQueryGroup> q{}, centre{};
+  QueryGroup(const CodeForm& form, const float* query, int first) {
+    const int n = std::min(kQueryGroup, form.coded - first);
+    std::copy_n(query + first, n, q.begin());
+    std::copy_n(form.centre.begin() + first, n, centre.begin());
+  }
+};
+
 }  // namespace
 
 void integer_query(const CodeForm& form, const float* q, std::uint32_t* out, IntegerQuery& about) {
-  const int coded = form.coded;
-  std::fill_n(out, key_words(coded), 0U);
+  std::fill_n(out, key_words(form.coded), 0U);
   about = {};
   // The scale is the smallest that keeps bytes in range, the centred sums over either half of the words in 16 bits, and the
-  // product of a byte pair too. Rounding adds up to 1/2 per byte to a sum.
-  std::array<float, 2> sum{}, slack{};
-  float scale = 0.0F;
-  bool finite = true;
-  for (int d = 0; d < coded; ++d) {
-    const float size = std::abs(q[d]);
-    finite = finite && std::isfinite(size);
-    const std::size_t half = size_of(d / 8 % 2);
-    const float centre = form.centre[size_of(d)];
-    sum[half] += size * centre;
-    slack[half] += 0.5F * centre;
-    scale = std::max(scale, size / kMaxByte);
-    if (d % 8 < 4 && d + 4 < coded) {  // bytes of one pair: coordinates d and d + 4
-      const float other = form.centre[size_of(d) + 4];
-      scale = std::max(scale, (2.0F * size * centre + 2.0F * std::abs(q[d + 4]) * other) / (kMaxSum - centre - other));
+  // product of a byte pair too. Rounding adds up to 1/2 per byte to a sum. Sixteen coordinates at a time, a sum for each of
+  // them: of those, the first eight belong to one half.
+  using Lanes = std::array<float, kQueryGroup>;
+  Lanes sum{}, slack{}, probe{}, least{};
+  for (int first = 0; first < form.coded; first += kQueryGroup) {
+    const QueryGroup group(form, q, first);
+    Lanes product;
+    for (std::size_t i = 0; i < kQueryGroup; ++i) {
+      const float size = std::abs(group.q[i]);
+      product[i] = size * group.centre[i];
+      sum[i] += product[i];
+      slack[i] += 0.5F * group.centre[i];
+      probe[i] += 0.0F * size;  // NaN if the size is no number, or infinite
+      least[i] = std::max(least[i], size * (1.0F / kMaxByte));
+    }
+    for (const std::size_t half : {0U, 8U}) {
+      for (std::size_t i = half; i < half + 4; ++i) {  // bytes of one pair: coordinates i and i + 4
+        const float room = kMaxSum - group.centre[i] - group.centre[i + 4];
+        least[i] = std::max(least[i], 2.0F * (product[i] + product[i + 4]) / room);
+      }
     }
   }
-  for (std::size_t half = 0; half < 2; ++half) scale = std::max(scale, sum[half] / (kMaxSum - 1.0F - slack[half]));
-  if (!finite || !std::isfinite(scale)) {
+  float scale = *std::max_element(least.begin(), least.end());
+  for (const std::size_t half : {0U, 8U}) {
+    const auto total = [&](const Lanes& lanes) { return std::accumulate(&lanes[half], &lanes[half] + 8, 0.0F); };
+    scale = std::max(scale, total(sum) / (kMaxSum - 1.0F - total(slack)));
+  }
+  if (std::accumulate(probe.begin(), probe.end(), 0.0F) != 0.0F || !std::isfinite(scale)) {
     about.scale = std::numeric_limits<float>::quiet_NaN();
     return;
   }
   const float inverse = 1.0F / scale;
   if (!(scale > 0.0F) || !std::isfinite(inverse)) return;  // zero, or next to it
   about.scale = scale;
-  std::array<float, 2> centres{};
-  std::array<std::int32_t, 2> sums{};
-  for (int d = 0; d < coded; ++d) {
-    const float nearest = (q[d] * inverse + kRounder) - kRounder;
-    const int byte = static_cast<int>(std::clamp(nearest, -kMaxByte, kMaxByte));
-    out[4 * (d / 16) + d % 4] |= static_cast<std::uint32_t>(byte & 0xFF) << (8 * (d / 4 % 4));
-    centres[size_of(d / 8 % 2)] += static_cast<float>(byte) * form.centre[size_of(d)];
-    sums[size_of(d / 8 % 2)] += byte;
+  Lanes centres{};
+  std::array<std::int32_t, kQueryGroup> sums{};
+  for (int first = 0; first < form.coded; first += kQueryGroup) {
+    const QueryGroup group(form, q, first);
+    std::array<std::int32_t, kQueryGroup> byte;
+    for (std::size_t i = 0; i < kQueryGroup; ++i) {
+      const float nearest = (group.q[i] * inverse + kRounder) - kRounder;
+      const float clamped = std::max(std::min(nearest, kMaxByte), -kMaxByte);
+      byte[i] = static_cast<std::int32_t>(clamped);
+      centres[i] += clamped * group.centre[i];
+      sums[i] += byte[i];
+    }
+    for (std::size_t i = 0; i < 4; ++i) {
+      const auto part = [&](std::size_t b) { return static_cast<std::uint32_t>(byte[4 * b + i] & 0xFF) << (8 * b); };
+      out[first / 4 + static_cast<int>(i)] = part(0) | part(1) | part(2) | part(3);
+    }
   }
-  about.centre = centres[0] + centres[1];
-  about.even = static_cast<std::int16_t>(std::nearbyint(centres[0]));
-  about.odd = static_cast<std::int16_t>(std::nearbyint(centres[1]));
-  about.even_sum = sums[0];
-  about.odd_sum = sums[1];
+  const float even = std::accumulate(centres.begin(), centres.begin() + 8, 0.0F);
+  const float odd = std::accumulate(centres.begin() + 8, centres.end(), 0.0F);
+  about.centre = even + odd;
+  about.even = static_cast<std::int16_t>(std::nearbyint(even));
+  about.odd = static_cast<std::int16_t>(std::nearbyint(odd));
+  about.even_sum = std::accumulate(sums.begin(), sums.begin() + 8, 0);
+  about.odd_sum = std::accumulate(sums.begin() + 8, sums.end(), 0);
 }
 
 // Kernels take kTile rows; behind the last cells of a cache there may be no memory.

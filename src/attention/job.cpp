@@ -70,6 +70,7 @@ struct AttentionJob::Impl {
   Operation op;
   std::vector<std::unique_ptr<RopeTable>> tables;  // one per distinct set of angles met, kept for the next operations
   struct LayerMeans {
+    std::weak_ptr<const Codec> codec;  // another may have its address later
     int head_dim = 0;
     std::vector<HeadMean> heads;
   };
@@ -113,20 +114,15 @@ struct AttentionJob::Impl {
         integers && op.k_codec != nullptr && op.k_codec->code_form(0) != nullptr && op.v_codec->code_form(0) != nullptr;
     op.bases = op.integer ? op.v_codec->code_form(0)->bases : 1;
     op.code_ld = op.integer ? 4 * value_lanes(spec.v_dim) : op.v_ld;
-    op.means = (op.k_codec == nullptr) ? nullptr : means_of(*op.k_codec, spec);
+    op.means = (op.k_codec == nullptr) ? nullptr : means_of(spec);
   }
 
-  // Made once per codec; looked at again because a codec may have another's address.
-  const HeadMean* means_of(const Codec& codec, const LayerSpec& spec) {
-    LayerMeans& known = means[&codec];
-    bool same = known.heads.size() == static_cast<std::size_t>(spec.n_head_kv) && known.head_dim == spec.k_dim;
-    for (int h = 0; h < spec.n_head_kv && same; ++h)
-      same = known.heads[static_cast<std::size_t>(h)].made_from(codec.key_mean(h));
-    if (!same) {
-      known = {};
-      known.head_dim = spec.k_dim;
+  const HeadMean* means_of(const LayerSpec& spec) {
+    LayerMeans& known = means[spec.k.get()];
+    if (known.codec.lock() != spec.k || known.head_dim != spec.k_dim) {
+      known = {spec.k, spec.k_dim, {}};
       for (int h = 0; h < spec.n_head_kv; ++h) {
-        const KeyMean mean = codec.key_mean(h);
+        const KeyMean mean = spec.k->key_mean(h);
         known.heads.emplace_back(mean, mean.pre_rope.empty() ? nullptr : rope_table(*mean.rope), spec.k_dim);
       }
     }

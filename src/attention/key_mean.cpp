@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "oscar/base/matrix.h"
@@ -24,6 +23,17 @@ MatrixD chebyshev(bool odd) {
     for (int k = 0; k < 2 * kLane; ++k) t(j, k) = (k == 0) ? 1.0 : (k == 1) ? x : 2.0 * x * t(j, k - 1) - t(j, k - 2);
   }
   return t(Eigen::all, Eigen::seqN(odd ? 1 : 0, kLane, 2));
+}
+
+// Several sums, which do not wait for each other.
+float dot(const float* a, const std::vector<float>& b) {
+  std::array<float, kLane> sums{};
+  std::size_t d = 0;
+  for (; d + kLane <= b.size(); d += kLane) {
+    for (std::size_t i = 0; i < kLane; ++i) sums[i] += a[d + i] * b[d + i];
+  }
+  for (std::size_t i = 0; d < b.size(); ++d, ++i) sums[i] += a[d] * b[d];
+  return std::accumulate(sums.begin(), sums.end(), 0.0F);
 }
 
 }  // namespace
@@ -121,34 +131,29 @@ void RopeTable::logits(const Kernels& kernels, float* w, const float* constant, 
   }
 }
 
-bool HeadMean::made_from(const KeyMean& mean) const {
-  const auto same = [](const std::vector<float>& a, std::span<const float> b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end());
-  };
-  if (!same(offset_, mean.offset) || !same(pre_rope_, mean.pre_rope) || (table != nullptr) != (mean.rope != nullptr))
-    return false;
-  return table == nullptr || (params_ == mean.rope->params() && table->same_angles(mean.rope->theta()));
-}
-
-HeadMean::HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim)
-    : offset_(mean.offset.begin(), mean.offset.end()), pre_rope_(mean.pre_rope.begin(), mean.pre_rope.end()) {
-  if (mean.rope != nullptr) params_ = mean.rope->params();
+HeadMean::HeadMean(const KeyMean& key_mean, const RopeTable* rope_table, int head_dim) {
   constant.assign(size_of(head_dim), 0.0F);
-  if (!mean.offset.empty()) std::copy(mean.offset.begin(), mean.offset.end(), constant.begin());
-  if (!mean.pre_rope.empty()) {
+  if (!key_mean.offset.empty()) std::copy(key_mean.offset.begin(), key_mean.offset.end(), constant.begin());
+  if (!key_mean.pre_rope.empty()) {
     table = rope_table;
-    const RopeParams& p = mean.rope->params();
+    const RopeParams& p = key_mean.rope->params();
     const int n = table->n_pairs();
+    const int padded = table->padded_pairs();
+    mean.reserve(size_of(2 * padded));
     for (const int i : table->order()) {
+      const auto at = [&](int d) {
+        return static_cast<float>(static_cast<double>(key_mean.pre_rope[size_of(d)]) * key_mean.rope->magnitude());
+      };
+      const std::size_t pair = first.size();
       first.push_back(p.pairing == RopePairing::norm ? 2 * i : i);
       second.push_back(p.pairing == RopePairing::norm ? 2 * i + 1 : i + n);
-      const auto at = [&](int d) {
-        return static_cast<float>(static_cast<double>(mean.pre_rope[size_of(d)]) * mean.rope->magnitude());
-      };
-      real.push_back(at(first.back()));
-      imag.push_back(at(second.back()));
+      const float re = at(first.back());
+      const float im = at(second.back());
+      const float* turn = table->to_middle() + pair;
+      mean.data()[pair] = re * turn[0] - im * turn[padded];
+      mean.data()[size_of(padded) + pair] = re * turn[padded] + im * turn[0];
     }
-    for (int d = 2 * n; d < head_dim; ++d) constant[size_of(d)] += mean.pre_rope[size_of(d)];
+    for (int d = 2 * n; d < head_dim; ++d) constant[size_of(d)] += key_mean.pre_rope[size_of(d)];
   }
   if (std::all_of(constant.begin(), constant.end(), [](float x) { return x == 0.0F; })) constant.clear();
 }
@@ -163,38 +168,26 @@ void TilePositions::find_run() {
   }
 }
 
-void MeanTerm::start(const HeadMean& mean, const float* q, std::int64_t ldq, int rows) {
+void MeanTerm::start(const Kernels& kernels, const HeadMean& mean, const float* q, std::int64_t ldq, int rows) {
   mean_ = &mean;
   rows_ = 0;
   if (mean.table == nullptr && mean.constant.empty()) return;
   rows_ = rows;
-  constant_.assign(size_of(rows), 0.0F);
-  const int padded = (mean.table != nullptr) ? mean.table->padded_pairs() : 0;
-  const std::size_t ld = 2 * size_of(padded);
-  // Fresh memory: padding must be 0 whatever size the last head had.
-  w_ = FloatBuffer();
-  mirrored_ = FloatBuffer();
-  w_.reserve(size_of(rows) * ld);
-  mirrored_.reserve(size_of(rows) * ld);
+  constant_.resize(size_of(rows));
+  for (int r = 0; r < rows; ++r) constant_[size_of(r)] = dot(q + r * ldq, mean.constant);
+  if (mean.table == nullptr) return;
+  const int padded = mean.table->padded_pairs();
+  const std::size_t n = mean.first.size();
+  w_.reserve(size_of(rows * 2 * padded));
   for (int r = 0; r < rows; ++r, q += ldq) {
-    double sum = 0.0;
-    for (std::size_t d = 0; d < mean.constant.size(); ++d)
-      sum += static_cast<double>(q[d]) * static_cast<double>(mean.constant[d]);
-    constant_[size_of(r)] = static_cast<float>(sum);
-    float* w = w_.data() + size_of(r) * ld;
-    float* m = mirrored_.data() + size_of(r) * ld;
-    for (std::size_t i = 0; i < mean.first.size(); ++i) {
-      const float a = q[mean.first[i]];
-      const float b = q[mean.second[i]];
-      const float re = a * mean.real[i] + b * mean.imag[i];
-      const float im = a * mean.imag[i] - b * mean.real[i];
-      const float* turn = mean.table->to_middle() + i;
-      m[i] = re;
-      m[size_of(padded) + i] = -im;
-      w[i] = re * turn[0] - im * turn[padded];
-      w[size_of(padded) + i] = re * turn[padded] + im * turn[0];
-    }
+    float* re = w_.data() + r * 2 * padded;
+    float* im = re + padded;
+    for (std::size_t i = 0; i < n; ++i) re[i] = q[mean.first[i]];
+    for (std::size_t i = 0; i < n; ++i) im[i] = -q[mean.second[i]];
+    std::fill(re + n, im, 0.0F);
+    std::fill(im + n, im + padded, 0.0F);
   }
+  kernels.complex_multiply(w_.data(), rows, mean.mean.data(), padded, w_.data());
 }
 
 const float* TilePhase::at(const Kernels& kernels, const RopeTable& of, std::int64_t position) {
@@ -240,7 +233,17 @@ void MeanTerm::scattered(const Kernels& kernels, const TilePositions& positions,
       std::fill_n(row, ld, 0.0F);
     }
   }
-  kernels.dots(mirrored_.data(), ld, rows_, phase_rows_.data(), ld, ld, s);
+  // Re(w phase) is the dot product with conj(w).
+  const int half = table.padded_pairs();
+  turned_.reserve(size_of(rows_ * ld));
+  for (int r = 0; r < rows_; ++r) {
+    const float* w = w_.data() + r * ld;
+    float* conjugate = turned_.data() + r * ld;
+    for (int i = 0; i < half; ++i) conjugate[i] = w[i];
+    for (int i = half; i < ld; ++i) conjugate[i] = -w[i];
+  }
+  kernels.complex_multiply(turned_.data(), rows_, table.to_middle(), half, turned_.data());  // back to the tile's first
+  kernels.dots(turned_.data(), ld, rows_, phase_rows_.data(), ld, ld, s);
 }
 
 }  // namespace oscar::attention

@@ -63,16 +63,11 @@ class RopeTable {
 struct HeadMean {
   const RopeTable* table = nullptr;  // null: no pre-RoPE mean
   std::vector<int> first, second;    // coordinates of each pair, in the table's order
-  std::vector<float> real, imag;     // [n_pairs] mean times magnitude
+  FloatBuffer mean;                  // [2 * padded_pairs] times magnitude, turned to_middle
   std::vector<float> constant;  // [head_dim] what does not depend on the position: offset, and the mean beyond n_rot; or empty
 
   HeadMean() = default;
-  HeadMean(const KeyMean& mean, const RopeTable* rope_table, int head_dim);
-  [[nodiscard]] bool made_from(const KeyMean& mean) const;
-
- private:
-  std::vector<float> offset_, pre_rope_;  // what it was made from
-  RopeParams params_;
+  HeadMean(const KeyMean& key_mean, const RopeTable* rope_table, int head_dim);
 };
 
 // Positions of a tile's coded tokens.
@@ -96,7 +91,7 @@ struct TilePhase {
 class MeanTerm {
  public:
   // q [rows][ldq]. The mean must outlive the term.
-  void start(const HeadMean& mean, const float* q, std::int64_t ldq, int rows);
+  void start(const Kernels& kernels, const HeadMean& mean, const float* q, std::int64_t ldq, int rows);
   [[nodiscard]] bool empty() const { return rows_ == 0; }
   // s[r * kTile + j] = the term of coded token j for row r; tokens that are not read get anything finite.
   void logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s);
@@ -107,7 +102,7 @@ class MeanTerm {
   const HeadMean* mean_ = nullptr;
   int rows_ = 0;
   std::vector<float> constant_;  // [rows]
-  FloatBuffer w_, mirrored_;     // [rows][2 * padded_pairs]: w to_middle; conj(w)
+  FloatBuffer w_;                // [rows][2 * padded_pairs], turned to_middle
   FloatBuffer turned_;           // of one tile
   FloatBuffer phase_rows_;       // [kTile][2 * padded_pairs]
 };

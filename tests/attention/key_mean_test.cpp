@@ -53,7 +53,7 @@ TEST_P(MeanTermTest, EqualsRopeAppliedToTheMean) {
     const test::CpuPath path(name);
     const Kernels& kernels = active_kernels();
     MeanTerm term;
-    term.start(head, queries.data(), c.dim, kRows);
+    term.start(kernels, head, queries.data(), c.dim, kRows);
     ASSERT_FALSE(term.empty());
     std::vector<float> s(kRows * kTile);
     TilePhase phase;
@@ -94,7 +94,7 @@ TEST(MeanTerm, NoMeanCostsNothing) {
   const HeadMean head;
   const std::vector<float> q(64, 1.0F);
   MeanTerm term;
-  term.start(head, q.data(), 64, 1);
+  term.start(active_kernels(), head, q.data(), 64, 1);
   EXPECT_TRUE(term.empty());
 }
 
