@@ -15,6 +15,15 @@
 #include "attention/simd/avx512.h"
 
 namespace oscar::attention {
+namespace {
+
+// Rows may end within a vector.
+void dots(const float* q, std::int64_t ldq, int rows, const float* k, std::int64_t ldk, int dim, float* s) {
+  const bool whole = dim % Avx512::kWords == 0;
+  (whole ? FloatKernels<Avx512>::dots : avx2_kernels()->dots)(q, ldq, rows, k, ldk, dim, s);
+}
+
+}  // namespace
 
 const Kernels* avx512_kernels() {
   using Code = CodeKernels<Avx512, Sse>;
@@ -22,6 +31,8 @@ const Kernels* avx512_kernels() {
   static const Kernels kernels = [] {
     Kernels k = *avx2_kernels();
     k.name = "avx512";
+    k.widen = Float::widen;
+    k.dots = dots;
     k.multiply = Float::multiply;
     k.weighted_sum = Float::weighted_sum;
     k.mirrored_multiply = Float::mirrored_multiply;

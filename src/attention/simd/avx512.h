@@ -60,6 +60,19 @@ struct Avx512 {
   static float sum(Floats v) { return _mm512_reduce_add_ps(v); }
   static float largest(Floats v) { return _mm512_reduce_max_ps(v); }
 
+  static Floats widen(const std::uint16_t* halves) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+  }
+  static float widen_one(std::uint16_t half) { return _cvtsh_ss(half); }
+  // The sum of every vector, one after the other.
+  static void store_sums(Floats a, Floats b, Floats c, Floats d, float* p) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+
   // One 32-bit sum per word.
   using Sums = __m512i;
   static constexpr int kHeldWords = 64;
