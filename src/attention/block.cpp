@@ -89,11 +89,12 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
   block_ = block;
   const int rows = block.count * op.group;
   scores_.reserve(size_of(rows * kTile));
-  if (heads_.size() < size_of(op.n_head_kv)) heads_.resize(size_of(op.n_head_kv));
-  for (int h = 0; h < n_heads; ++h) {
-    heads_[size_of(first_head + h)].load(op, first_head + h, block);
-    states[h].start(op, rows);
+  if (op.queries == nullptr) {
+    if (heads_.size() < size_of(op.n_head_kv)) heads_.resize(size_of(op.n_head_kv));
+    for (int h = first_head; h < first_head + n_heads; ++h) heads_[size_of(h)].load(op, h, block);
   }
+  HeadQueries* queries = (op.queries != nullptr) ? op.queries : heads_.data();
+  for (int h = 0; h < n_heads; ++h) states[h].start(op, rows);
   std::uint64_t misses = 0;
   if (op.integer && begin < end) {
     for (const std::int64_t column : {begin, begin + step}) fetch_books(column);
@@ -105,7 +106,7 @@ void BlockWorker::run(const Operation& op, int first_head, int n_heads, const To
     if (op.integer) fetch_books(column + 2 * step);
     for (int h = 0; h < n_heads; ++h) {
       if (op.integer && column + step < end) fetch_rows(column + step, first_head + h, h, n_heads);
-      attend_tile(heads_[size_of(first_head + h)], states[h]);
+      attend_tile(queries[first_head + h], states[h]);
     }
   }
   // Per cell and query: not once per head or layer.

@@ -20,6 +20,8 @@
 
 namespace oscar::attention {
 
+class HeadQueries;
+
 // What all blocks of one operation share.
 struct Operation {
   AttentionArgs args;
@@ -34,6 +36,7 @@ struct Operation {
   int bases = 1;                    // of coded values, each with an accumulator of its own
   int code_ld = 0;                  // row size of such an accumulator
   const HeadMean* means = nullptr;  // [n_head_kv]
+  HeadQueries* queries = nullptr;   // [n_head_kv] of the only block, loaded; null: every thread loads what it needs
 };
 
 // Numerator and denominator of a block's rows of one KV head over the cells seen so far; sums are relative to
@@ -106,7 +109,7 @@ class BlockWorker {
   TokenBlock block_;
   TilePlan plan_;
   TilePhase phase_;
-  std::vector<HeadQueries> heads_;  // by KV head
+  std::vector<HeadQueries> heads_;  // by KV head, where the operation has none
   RowPointers k_rows_{}, v_rows_{};
   FloatTile exact_tile_, code_tile_;
   IntegerTile integer_tile_;

@@ -79,6 +79,8 @@ struct AttentionJob::Impl {
   std::int64_t n_blocks = 0, block_tokens = 0;
   std::int64_t n_splits = 0, interleaved = 1, run_cells = 0;  // a run of so many cells is `interleaved` splits
   int piece_heads = 0;                                        // KV heads of a piece
+  std::vector<HeadQueries> queries;                           // [n_head_kv] of an only block
+  std::atomic<int> next_queries{0}, loaded_queries{0};
   std::atomic<std::int64_t> next{0}, next_merge{0};
   std::vector<std::atomic<std::int64_t>> unfinished;  // [n_blocks * n_head_kv / piece_heads] splits left
   std::vector<BlockState> partial;                    // [the same][n_splits][piece_heads], only if n_splits > 1
@@ -153,6 +155,13 @@ struct AttentionJob::Impl {
     if (n_splits > 1 && static_cast<std::int64_t>(partial.size()) < groups * n_splits * piece_heads) {
       partial.resize(static_cast<std::size_t>(groups * n_splits * piece_heads));
     }
+    const bool share_queries = n_blocks == 1 && args.n_kv > kSplitCells;  // else some may not be needed
+    if (share_queries && queries.size() < static_cast<std::size_t>(op.n_head_kv)) {
+      queries = std::vector<HeadQueries>(static_cast<std::size_t>(op.n_head_kv));
+    }
+    op.queries = share_queries ? queries.data() : nullptr;
+    next_queries.store(0, std::memory_order_relaxed);
+    loaded_queries.store(0, std::memory_order_relaxed);
     next.store(0, std::memory_order_relaxed);
     next_merge.store(0, std::memory_order_relaxed);
   }
@@ -160,6 +169,19 @@ struct AttentionJob::Impl {
   TokenBlock token_block(std::int64_t block) const {
     const std::int64_t first = block * block_tokens;
     return make_token_block(op.args, first, static_cast<int>(std::min(block_tokens, op.args.n_tokens - first)));
+  }
+
+  // Each by the thread that comes first: every piece needs them all.
+  void load_queries() {
+    for (;;) {
+      const int h = next_queries.fetch_add(1, std::memory_order_relaxed);
+      if (h >= op.n_head_kv) break;
+      HeadQueries& head = op.queries[h];
+      head.load(op, h, token_block(0));
+      if (op.k_codec != nullptr) head.load_code(op);
+      loaded_queries.fetch_add(1, std::memory_order_release);
+    }
+    wait_until([&] { return loaded_queries.load(std::memory_order_acquire) == op.n_head_kv; });
   }
 
   void run_piece(std::int64_t piece, Thread& thread) {
@@ -207,6 +229,7 @@ struct AttentionJob::Impl {
   [[nodiscard]] std::int64_t n_groups() const { return (n_blocks == 0) ? 0 : n_blocks * op.n_head_kv / piece_heads; }
 
   void run(Thread& thread) {
+    if (op.queries != nullptr) load_queries();
     for (;;) {
       const std::int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
       if (piece >= n_groups() * n_splits) break;

@@ -200,19 +200,19 @@ const float* TilePhase::at(const Kernels& kernels, const RopeTable& of, std::int
   return row.data();
 }
 
-void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) {
+void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) const {
   if (mean_->table != nullptr && positions.run_start >= 0) {
     const RopeTable& table = *mean_->table;
-    turned_.reserve(size_of(rows_ * 2 * table.padded_pairs()));
+    phase.turned.reserve(size_of(rows_ * 2 * table.padded_pairs()));
     kernels.complex_multiply(w_.data(), rows_, phase.at(kernels, table, positions.run_start), table.padded_pairs(),
-                             turned_.data());
-    table.logits(kernels, turned_.data(), constant_.data(), rows_, s);
+                             phase.turned.data());
+    table.logits(kernels, phase.turned.data(), constant_.data(), rows_, s);
     return;
   }
   if (mean_->table == nullptr) {
     std::fill_n(s, rows_ * kTile, 0.0F);
   } else {
-    scattered(kernels, positions, s);
+    scattered(kernels, positions, phase, s);
   }
   if (mean_->constant.empty()) return;
   for (int r = 0; r < rows_; ++r) {
@@ -221,12 +221,12 @@ void MeanTerm::logits(const Kernels& kernels, const TilePositions& positions, Ti
 }
 
 // Tokens whose positions do not follow each other.
-void MeanTerm::scattered(const Kernels& kernels, const TilePositions& positions, float* s) {
+void MeanTerm::scattered(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) const {
   const RopeTable& table = *mean_->table;
   const int ld = 2 * table.padded_pairs();
-  phase_rows_.reserve(size_of(kTile * ld));
+  phase.rows.reserve(size_of(kTile * ld));
   for (int j = 0; j < kTile; ++j) {
-    float* row = phase_rows_.data() + j * ld;
+    float* row = phase.rows.data() + j * ld;
     if (positions.at[size_of(j)] >= 0) {
       table.phase(kernels, positions.at[size_of(j)], row);
     } else {
@@ -235,15 +235,16 @@ void MeanTerm::scattered(const Kernels& kernels, const TilePositions& positions,
   }
   // Re(w phase) is the dot product with conj(w).
   const int half = table.padded_pairs();
-  turned_.reserve(size_of(rows_ * ld));
+  phase.turned.reserve(size_of(rows_ * ld));
   for (int r = 0; r < rows_; ++r) {
     const float* w = w_.data() + r * ld;
-    float* conjugate = turned_.data() + r * ld;
+    float* conjugate = phase.turned.data() + r * ld;
     for (int i = 0; i < half; ++i) conjugate[i] = w[i];
     for (int i = half; i < ld; ++i) conjugate[i] = -w[i];
   }
-  kernels.complex_multiply(turned_.data(), rows_, table.to_middle(), half, turned_.data());  // back to the tile's first
-  kernels.dots(turned_.data(), ld, rows_, phase_rows_.data(), ld, ld, s);
+  kernels.complex_multiply(phase.turned.data(), rows_, table.to_middle(), half,
+                           phase.turned.data());  // back to the tile's first
+  kernels.dots(phase.turned.data(), ld, rows_, phase.rows.data(), ld, ld, s);
 }
 
 }  // namespace oscar::attention

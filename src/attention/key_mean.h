@@ -78,11 +78,13 @@ struct TilePositions {
   void find_run();  // from `at`
 };
 
-// e^(i theta t) of the tile that is worked on; heads share it.
+// What a thread needs for the tile that is worked on; heads share it.
 struct TilePhase {
   const RopeTable* table = nullptr;
   std::int64_t t = -1;
-  FloatBuffer row;  // [2 * padded_pairs]
+  FloatBuffer row;     // [2 * padded_pairs] e^(i theta t)
+  FloatBuffer turned;  // [rows][2 * padded_pairs], of one head
+  FloatBuffer rows;    // [kTile][2 * padded_pairs], of scattered tokens
 
   const float* at(const Kernels& kernels, const RopeTable& of, std::int64_t position);
 };
@@ -94,17 +96,15 @@ class MeanTerm {
   void start(const Kernels& kernels, const HeadMean& mean, const float* q, std::int64_t ldq, int rows);
   [[nodiscard]] bool empty() const { return rows_ == 0; }
   // s[r * kTile + j] = the term of coded token j for row r; tokens that are not read get anything finite.
-  void logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s);
+  void logits(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) const;
 
  private:
-  void scattered(const Kernels& kernels, const TilePositions& positions, float* s);
+  void scattered(const Kernels& kernels, const TilePositions& positions, TilePhase& phase, float* s) const;
 
   const HeadMean* mean_ = nullptr;
   int rows_ = 0;
   std::vector<float> constant_;  // [rows]
   FloatBuffer w_;                // [rows][2 * padded_pairs], turned to_middle
-  FloatBuffer turned_;           // of one tile
-  FloatBuffer phase_rows_;       // [kTile][2 * padded_pairs]
 };
 
 }  // namespace oscar::attention
