@@ -10,6 +10,8 @@
 #include <memory>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "attention/block.h"
 #include "oscar/attention/attention.h"
@@ -71,10 +73,9 @@ struct AttentionJob::Impl {
   std::vector<std::unique_ptr<RopeTable>> tables;  // one per distinct set of angles met, kept for the next operations
   struct LayerMeans {
     std::weak_ptr<const Codec> codec;  // another may have its address later
-    int head_dim = 0;
     std::vector<HeadMean> heads;
   };
-  std::unordered_map<const Codec*, LayerMeans> means;  // kept likewise
+  std::unordered_map<const Codec*, LayerMeans> means;  // kept while the codec lives
 
   std::int64_t n_blocks = 0, block_tokens = 0;
   std::int64_t n_splits = 0, interleaved = 1, run_cells = 0;  // a run of so many cells is `interleaved` splits
@@ -120,15 +121,15 @@ struct AttentionJob::Impl {
   }
 
   const HeadMean* means_of(const LayerSpec& spec) {
-    LayerMeans& known = means[spec.k.get()];
-    if (known.codec.lock() != spec.k || known.head_dim != spec.k_dim) {
-      known = {spec.k, spec.k_dim, {}};
-      for (int h = 0; h < spec.n_head_kv; ++h) {
-        const KeyMean mean = spec.k->key_mean(h);
-        known.heads.emplace_back(mean, mean.pre_rope.empty() ? nullptr : rope_table(*mean.rope), spec.k_dim);
-      }
+    const auto known = means.find(spec.k.get());
+    if (known != means.end() && known->second.codec.lock() == spec.k) return known->second.heads.data();
+    std::erase_if(means, [](const auto& entry) { return entry.second.codec.expired(); });
+    LayerMeans made{spec.k, {}};
+    for (int h = 0; h < spec.n_head_kv; ++h) {
+      const KeyMean mean = spec.k->key_mean(h);
+      made.heads.emplace_back(mean, mean.pre_rope.empty() ? nullptr : rope_table(*mean.rope), spec.k_dim);
     }
-    return known.heads.data();
+    return means.insert_or_assign(spec.k.get(), std::move(made)).first->second.heads.data();
   }
 
   void cut() {
@@ -155,9 +156,10 @@ struct AttentionJob::Impl {
     if (n_splits > 1 && static_cast<std::int64_t>(partial.size()) < groups * n_splits * piece_heads) {
       partial.resize(static_cast<std::size_t>(groups * n_splits * piece_heads));
     }
-    const bool share_queries = n_blocks == 1 && args.n_kv > kSplitCells;  // else some may not be needed
+    // A shorter context may have no coded row: then queries for those, which cost most, are not needed.
+    const bool share_queries = n_blocks == 1 && args.n_kv > kSplitCells;
     if (share_queries && queries.size() < static_cast<std::size_t>(op.n_head_kv)) {
-      queries = std::vector<HeadQueries>(static_cast<std::size_t>(op.n_head_kv));
+      queries.resize(static_cast<std::size_t>(op.n_head_kv));
     }
     op.queries = share_queries ? queries.data() : nullptr;
     next_queries.store(0, std::memory_order_relaxed);
@@ -171,7 +173,7 @@ struct AttentionJob::Impl {
     return make_token_block(op.args, first, static_cast<int>(std::min(block_tokens, op.args.n_tokens - first)));
   }
 
-  // Each by the thread that comes first: every piece needs them all.
+  // Each KV head's by the thread that comes first. Pieces wait for all: those that are missing are being loaded.
   void load_queries() {
     for (;;) {
       const int h = next_queries.fetch_add(1, std::memory_order_relaxed);

@@ -247,6 +247,24 @@ TEST(AttentionJob, OneJobServesDifferentShapes) {
   }
 }
 
+// Means belong to a codec: not to the address of one that is gone, nor to the codec of the last operation.
+TEST(AttentionJob, OneJobServesCodecsThatComeAndGo) {
+  AttentionJob job;
+  const Shape shape;
+  World lasting(shape, 600);
+  fill(lasting, 0, 550, 1);
+  for (unsigned seed = 2; seed < 8; ++seed) {
+    World world(shape, 600, seed);
+    fill(world, 0, 550, 1);
+    for (World* of : {&world, &lasting}) {
+      for (const int layer : {0, 1, 0}) {
+        Queries queries(*of, {549}, 0, 550, layer);
+        EXPECT_EQ(queries.job(job, 2), queries.job(1)) << seed;
+      }
+    }
+  }
+}
+
 TEST(AttentionJob, SinksSoftcapAndSlopes) {
   for (int kind = 1; kind < 8; ++kind) {
     const Shape shape;
