@@ -191,12 +191,12 @@ void BlockWorker::load_values(const HeadQueries& queries) {
   integer_tile_.load_values(*op_->kernels, *op_->v_codec->code_form(queries.kv_head_), row, stride, plan_.n_cells());
 }
 
-void BlockWorker::score_codes(HeadQueries& queries, float* s) {
+void BlockWorker::score_codes(const HeadQueries& queries, float* s) {
   const Kernels& kernels = *op_->kernels;
   const AttentionArgs& args = op_->args;
   const int rows = queries.rows();
   const int kv_head = queries.kv_head_;
-  MeanTerm& mean = queries.mean_;
+  const MeanTerm& mean = queries.mean_;
   if (op_->integer) {
     const std::size_t stride = op_->k_codec->row_bytes();
     const std::uint8_t* row = args.cache->code_rows(args.layer_index, true) + static_cast<std::size_t>(plan_.cell(0)) * stride;

@@ -36,7 +36,7 @@ struct Operation {
   int bases = 1;                    // of coded values, each with an accumulator of its own
   int code_ld = 0;                  // row size of such an accumulator
   const HeadMean* means = nullptr;  // [n_head_kv]
-  HeadQueries* queries = nullptr;   // [n_head_kv] of the only block, loaded; null: every thread loads what it needs
+  HeadQueries* queries = nullptr;   // [n_head_kv] of the only block, loaded: only read; null: threads load what they need
 };
 
 // Numerator and denominator of a block's rows of one KV head over the cells seen so far; sums are relative to
@@ -98,7 +98,7 @@ class BlockWorker {
   void fetch_rows(std::int64_t column, int kv_head, int part, int parts) const;
   void fetch_books(std::int64_t column) const;
   void attend_tile(HeadQueries& queries, BlockState& state);
-  void score_codes(HeadQueries& queries, float* s);
+  void score_codes(const HeadQueries& queries, float* s);
   void load_values(const HeadQueries& queries);
   void softmax_token(const HeadQueries& queries, int token, BlockState& state);
   void merge_tiers(int token, int row);
