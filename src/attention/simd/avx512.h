@@ -83,14 +83,10 @@ struct Avx512 {
   // Not intrinsics, whose result is a new value: of the sums of six rows GCC 12 then keeps a second copy in memory. Words of a
   // query come from memory, as it would also hoist them into registers.
   static void add_key_products(Sums& sums, Words codes, Words query) {
-    Sums sum = sums;
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(query));
-    sums = sum;
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes), "v"(query));
   }
   static void add_key_products(Sums& sums, Words codes, const std::uint32_t* query) {
-    Sums sum = sums;
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*query));
-    sums = sum;
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*query));
   }
   static void add_value_products(Sums& sums, Words weights, Words codes) { add_key_products(sums, weights, codes); }
   static Floats key_total(Sums sums) { return _mm512_cvtepi32_ps(sums); }
