@@ -149,23 +149,28 @@ TEST(IntegerQuery, IsTheNearestThatFits) {
 }
 
 TEST(IntegerQuery, NaNAndZeroStayWhatTheyAre) {
-  const auto codec = std::move(key_codecs().front());
-  const CodeForm& form = *codec->code_form(0);
-  std::vector<float> q(64, 0.0F);
-  std::vector<std::uint32_t> words(size_of(key_words(form.coded)));
-  IntegerQuery about;
-  integer_query(form, q.data(), words.data(), about);
-  EXPECT_EQ(about.scale, 0.0F);
-  for (const float bad : {test::kNan, test::kInf}) {
-    q[1] = bad;
+  for (const auto& codec : key_codecs()) {
+    const CodeForm& form = *codec->code_form(0);
+    std::vector<float> q(size_of(codec->head_dim()), 0.0F);
+    std::vector<std::uint32_t> words(size_of(key_words(form.coded)));
+    IntegerQuery about;
     integer_query(form, q.data(), words.data(), about);
-    EXPECT_TRUE(std::isnan(about.scale));
+    EXPECT_EQ(about.scale, 0.0F);
+    if (form.coded == 0) continue;
+    for (const int d : {0, 1, form.coded / 2, form.coded - 1}) {
+      for (const float bad : {test::kNan, test::kInf, -test::kInf}) {
+        q.assign(q.size(), 1.0F);
+        q[size_of(d)] = bad;
+        integer_query(form, q.data(), words.data(), about);
+        EXPECT_TRUE(std::isnan(about.scale)) << "coordinate " << d << " of " << form.coded;
+      }
+    }
   }
 }
 
 // Logits of the integer query, exactly: the codec's decoded row times scale * bytes.
 TEST_P(IntegerCodes, KeyScoresAreTheDecodedRowsTimesTheIntegerQuery) {
-  constexpr int kRows = kFewRows + 1;  // all at once, and the first five as few rows are
+  constexpr int kRows = kFewRows + 1;  // all at once, and all but one as few rows are
   for (const auto& codec : key_codecs()) {
     const Rows rows(*codec, 11);
     for (int h = 0; h < codec->n_head_kv(); ++h) {
@@ -183,8 +188,9 @@ TEST_P(IntegerCodes, KeyScoresAreTheDecodedRowsTimesTheIntegerQuery) {
         IntegerTile tile;
         const std::vector<Kernels::KeyWord> plan = key_word_plan(form);
         tile.load_keys(kernels(), form, plan, rows.bytes.data(), rows.stride, cells);
+        std::vector<float> few;  // of kFewRows, the last
         for (const auto& [n_rows, add] :
-             {std::pair(kRows, false), std::pair(kRows, true), std::pair(5, false), std::pair(5, true)}) {
+             {std::pair(kRows, false), std::pair(kRows, true), std::pair(kFewRows, true), std::pair(kFewRows, false)}) {
           std::vector<float> s(kRows * kTile, 2.0F);
           tile.score(kernels(), packed.data(), about.data(), n_rows, add, s.data());
           for (int r = 0; r < n_rows; ++r) {
@@ -204,6 +210,12 @@ TEST_P(IntegerCodes, KeyScoresAreTheDecodedRowsTimesTheIntegerQuery) {
                   << "dim " << dim << ", head " << h << ", row " << r << ", token " << j;
             }
           }
+          few = s;
+        }
+        for (int n_rows = 1; n_rows < 7; ++n_rows) {  // however many rows share a word
+          std::vector<float> s(size_of(n_rows * kTile));
+          tile.score(kernels(), packed.data(), about.data(), n_rows, false, s.data());
+          EXPECT_TRUE(std::equal(s.begin(), s.end(), few.begin())) << n_rows << " rows, dim " << dim;
         }
       }
     }
@@ -246,8 +258,9 @@ TEST_P(IntegerCodes, WeightsAreRoundedToTheirTileAndCounted) {
 TEST_P(IntegerCodes, ValueSumsAreTheWeightedDecodedRows) {
   constexpr int kRows = kFewRows + 1;
   for (const auto& codec : value_codecs()) {
-    for (const auto& [first, run, n_rows] : {std::tuple(0, kTile, 3), std::tuple(0, kTile, kRows), std::tuple(3, kTile, 7),
-                                             std::tuple(1, 23, 3), std::tuple(2, 1, 3)}) {
+    for (const auto& [first, run, n_rows] :
+         {std::tuple(0, kTile, 3), std::tuple(0, kTile, kRows), std::tuple(3, kTile, kFewRows), std::tuple(3, kTile, 7),
+          std::tuple(1, 23, 3), std::tuple(2, 1, 3)}) {
       const Rows rows(*codec, 23, first, run);
       const int dim = codec->head_dim();
       for (int h = 0; h < codec->n_head_kv(); ++h) {

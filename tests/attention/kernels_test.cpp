@@ -126,7 +126,7 @@ TEST_P(KernelsTest, MultiplyAccumulates) {
   }
 }
 
-TEST_P(KernelsTest, WeightedSumAddsRowsInOrder) {
+TEST_P(KernelsTest, WeightedSumOfAnyNumberOfRows) {
   constexpr std::size_t kCols = 48;
   for (const std::size_t n : {0U, 1U, 9U}) {
     const std::vector<float> values = random_values(n * kCols, 10);
