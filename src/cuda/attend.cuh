@@ -24,7 +24,7 @@ inline constexpr int kAttendRegisters = D > 128 ? 224 : (kWide ? 168 : (kMean ? 
 
 // Whether blocks can prepare queries: there must be memory for it.
 template <int D, bool kWide>
-inline constexpr bool kPreparesInside = kBlocksRunTogether && (D <= 128 || !kWide);
+inline constexpr bool kPreparesInside = D <= 128 || !kWide;
 
 // Shared memory of a block: gains of key bytes [256] and of value bytes [256], RoPE-mean table and steps, then per warp:
 // scratch 512 bytes, barriers, heads of partial results, queries, mean weights, ring; then what prepares queries.

@@ -160,7 +160,6 @@ __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
 // What this thread has seen of others' writes and its own: others on the device see it who see what it writes from now on.
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-inline constexpr bool kBlocksRunTogether = true;  // else one after the other (emulated)
 __device__ __forceinline__ void wait_until_set(const std::uint32_t* flag) {
   asm volatile(
       "{\n"

@@ -68,6 +68,10 @@ class Block {
   [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(stacks_.size()); }
   [[nodiscard]] std::size_t lane() const { return thread_ % kWarp; }
   void meet_all() { meet(all_); }
+  void meet_first(int threads) {
+    first_.size = threads;
+    meet(first_);
+  }
   void meet_warp() { meet(warps_[thread_ / kWarp]); }
   // What all lanes of the warp say.
   const std::array<Words, kWarp>& exchange(const Words& words) {
@@ -105,7 +109,7 @@ class Block {
   std::vector<bool> done_;
   std::size_t thread_ = 0;
   int left_ = 0;
-  Meeting all_;
+  Meeting all_, first_;
   std::vector<Meeting> warps_;
 };
 Block* Block::instance_ = nullptr;

@@ -129,10 +129,12 @@ inline std::uint32_t pack_half2(float low, float high) {
 inline float exp2_fast(float x) { return std::exp2(x); }
 
 inline void fence_device() {}
-inline constexpr bool kBlocksRunTogether = false;
-inline void wait_until_set(const std::uint32_t*) { std::abort(); }
+// Blocks run one after the other: what one waits for must have been done.
+inline void wait_until_set(const std::uint32_t* flag) {
+  if (*flag == 0) std::abort();
+}
 inline void store_release(std::uint32_t* to, std::uint32_t v) { *to = v; }
-inline void wait_for_threads(int) { std::abort(); }
+inline void wait_for_threads(int threads) { Block::running().meet_first(threads); }
 inline void wait_for_block() { Block::running().meet_all(); }
 
 }  // namespace oscar::cuda
