@@ -6,36 +6,13 @@
 
 #include "attention/code_kernels.h"
 #include "attention/float_kernels.h"
+#include "attention/kernel_table.h"
 #include "attention/simd/avx2.h"
 
 namespace oscar::attention {
 
 const Kernels* avx2_kernels() {
-  using Code = CodeKernels<Avx2, Sse>;
-  using Float = FloatKernels<Avx2>;
-  static constexpr Kernels kernels = {"avx2",
-                                      Float::widen,
-                                      Float::mask_row,
-                                      Float::dots,
-                                      Float::transpose,
-                                      Float::multiply,
-                                      Float::weighted_sum,
-                                      Float::project,
-                                      Float::mirrored_multiply,
-                                      Float::logits,
-                                      Float::exponentials,
-                                      Code::transpose_words,
-                                      Code::interleave,
-                                      Code::look_up,
-                                      Code::unpack_keys,
-                                      Code::spread,
-                                      Code::key_scores,
-                                      nullptr,
-                                      Code::quantise_weights,
-                                      Code::weigh,
-                                      Code::value_sums,
-                                      nullptr,
-                                      Float::complex_multiply};
+  static constexpr Kernels kernels = kernel_table<FloatKernels<Avx2>, CodeKernels<Avx2, Sse>>("avx2");
   return &kernels;
 }
 

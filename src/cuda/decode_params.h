@@ -16,7 +16,7 @@ inline constexpr int kHeadsPerTile = 8;          // query rows of a virtual KV h
 inline constexpr std::uint32_t kCostUnit = 128;  // bytes
 inline constexpr int kMostSlots = 512;           // of a head
 inline constexpr int kMostWarps = 16;            // of a block of the attention kernel
-inline constexpr int kMostBlocks = 256;          // of its grid: multiprocessors
+inline constexpr int kMostBlocks = 192;          // of its grid: multiprocessors, or fewer
 
 struct DecodeParams {
   LayerView layer;

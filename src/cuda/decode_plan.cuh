@@ -43,27 +43,28 @@ __device__ __forceinline__ Shares shares(const DecodeParams& p, int lane) {
   for (int base = 0; base < p.batch; base += 32) total += __reduce_add_sync(~0U, sequence_cost(p, base + lane));
   return {total, (total + p.workers - 1) / p.workers};
 }
-// Sequence that contains `at` on the line, and where it begins. at < total.
-struct SequenceStart {
-  int sequence;
+// Which of things that follow each other from `begin` on contains `at`, and where it begins; cost(i): its length. One of them
+// does. Called by whole warps, 32 things at a time.
+struct LinePlace {
+  int index;
   std::uint32_t begin;
 };
-__device__ __forceinline__ SequenceStart find_sequence(const DecodeParams& p, std::uint32_t at, int lane) {
-  std::uint32_t before = 0;
+template <class Cost>
+__device__ __forceinline__ LinePlace find_on_line(std::uint32_t begin, std::uint32_t at, int lane, Cost&& cost) {
   for (int base = 0;; base += 32) {
-    const std::uint32_t cost = sequence_cost(p, base + lane);
-    std::uint32_t end = cost;
+    const std::uint32_t mine = cost(base + lane);
+    std::uint32_t end = mine;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const std::uint32_t other = __shfl_up_sync(~0U, end, d);
       if (lane >= d) end += other;
     }
-    const unsigned past = __ballot_sync(~0U, before + end > at);
+    const unsigned past = __ballot_sync(~0U, begin + end > at);
     if (past != 0) {
       const int first = __ffs(static_cast<int>(past)) - 1;
-      return {base + first, before + __shfl_sync(~0U, end - cost, first)};
+      return {base + first, begin + __shfl_sync(~0U, end - mine, first)};
     }
-    before += __shfl_sync(~0U, end, 31);
+    begin += __shfl_sync(~0U, end, 31);
   }
 }
 
@@ -78,29 +79,14 @@ template <bool kInt2>
 class LineWalk {
  public:
   __device__ __forceinline__ LineWalk(const DecodeParams& p, std::uint32_t at, int lane) : p_(p) {
-    const SequenceStart start = find_sequence(p, at, lane);
-    span_.sequence = start.sequence;
-    tiers_ = cuda::tiers(p, start.sequence);
-    // 32 heads at a time.
-    std::uint32_t begin = start.begin;
-    for (int base = 0;; base += 32) {
-      const int head = base + lane;
-      const std::uint32_t cost = head < p.heads ? exact_cost() + coded_cost(p.subgroups > 1 ? head / p.subgroups : head) : 0;
-      std::uint32_t end = cost;
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const std::uint32_t other = __shfl_up_sync(~0U, end, d);
-        if (lane >= d) end += other;
-      }
-      const unsigned past = __ballot_sync(~0U, begin + end > at);
-      if (past != 0) {
-        const int found = __ffs(static_cast<int>(past)) - 1;
-        span_.head = base + found;
-        span_.begin = begin + __shfl_sync(~0U, end - cost, found);
-        break;
-      }
-      begin += __shfl_sync(~0U, end, 31);
-    }
+    const LinePlace sequence = find_on_line(0, at, lane, [&](int i) { return sequence_cost(p, i); });
+    span_.sequence = sequence.index;
+    tiers_ = cuda::tiers(p, sequence.index);
+    const LinePlace head = find_on_line(sequence.begin, at, lane, [&](int i) {
+      return i < p.heads ? exact_cost() + coded_cost(p.subgroups > 1 ? i / p.subgroups : i) : 0U;
+    });
+    span_.head = head.index;
+    span_.begin = head.begin;
     span_.kv = p.subgroups > 1 ? span_.head / p.subgroups : span_.head;
     span_.first_row = (span_.head - span_.kv * p.subgroups) * kHeadsPerTile;
     measure();

@@ -28,7 +28,7 @@ TEST(DecodeHost, TheWorkspaceGrowsWithTheBatchOnly) {
   const std::size_t two = decode_workspace_bytes(view, 2, 4);
   const std::size_t many = decode_workspace_bytes(view, 101, 4);
   EXPECT_GT(one, 0U);
-  EXPECT_LT(one, 20U << 20);
+  EXPECT_LT(one, 16U << 20);
   // Every part is rounded up to 256 bytes.
   EXPECT_NEAR(static_cast<double>(many - one), 100.0 * static_cast<double>(two - one), 100.0 * 6 * 256);
   EXPECT_GT(decode_workspace_bytes(view, 1, 8), one);
