@@ -17,21 +17,30 @@ class CodedTiles {
   static constexpr bool kCoded = true;
   __device__ CodedTiles(const PrefillParams& p, const PrefillUnit& u)
       : p_(p),
+        u_(u),
         walk_(same_in_warp(u.first_page), same_in_warp(u.last_page)),
-        whole_first_((p.sink + kPageTokens - 1) / kPageTokens),
-        whole_last_((same_in_warp(u.oldest) - p.recent + 1) / kPageTokens) {}
+        settled_first_(same_in_warp(max(first_whole(), u.first_page)) + paged::kPatterns),
+        settled_last_(same_in_warp(last_whole())) {}
   [[nodiscard]] __device__ bool done() const { return walk_.done(); }
   [[nodiscard]] __device__ int first() const { return walk_.page() * kPageTokens; }
   // Whether every query reads all of it.
-  [[nodiscard]] __device__ bool whole() const { return walk_.page() >= whole_first_ && walk_.page() < whole_last_; }
+  [[nodiscard]] __device__ bool whole() const { return walk_.page() >= first_whole() && walk_.page() < last_whole(); }
+  // Whether besides every query has a maximum, since it read all of the tile before.
+  [[nodiscard]] __device__ bool settled() const { return walk_.page() >= settled_first_ && walk_.page() < settled_last_; }
   [[nodiscard]] __device__ Range seen(int position) const { return PrefillUnit::coded_seen(p_, position); }
-  [[nodiscard]] __device__ int pattern() const { return walk_.page() % paged::kPatterns; }
+  [[nodiscard]] __device__ int pattern() const {
+    return static_cast<int>(static_cast<unsigned>(walk_.page()) % paged::kPatterns);
+  }
   __device__ void next() { walk_.next(); }
 
  private:
+  [[nodiscard]] __device__ int first_whole() const { return (p_.sink + kPageTokens - 1) / kPageTokens; }
+  [[nodiscard]] __device__ int last_whole() const { return (u_.oldest - p_.recent + 1) / kPageTokens; }
+
   const PrefillParams& p_;
+  const PrefillUnit& u_;
   PageWalk walk_;
-  int whole_first_, whole_last_;
+  int settled_first_, settled_last_;
 };
 class ExactTiles {
  public:
@@ -40,6 +49,7 @@ class ExactTiles {
   [[nodiscard]] __device__ bool done() const { return tile_ >= tiles_; }
   [[nodiscard]] __device__ int first() const { return u_.exact_position(tile_); }
   [[nodiscard]] __device__ bool whole() const { return u_.exact_whole(p_, tile_); }
+  [[nodiscard]] __device__ static bool settled() { return false; }
   [[nodiscard]] __device__ Range seen(int position) const { return u_.exact_seen(p_, tile_, position); }
   [[nodiscard]] __device__ int pattern() const { return 0; }
   __device__ void next() { ++tile_; }
@@ -89,6 +99,7 @@ class TileConsumer {
     start_logits(s);
     group_wait<0>();
     pin(s);
+    release_keys<Tiles::kCoded>();
     softmax(s, tiles);
     while (true) {
       rescale();
@@ -98,7 +109,7 @@ class TileConsumer {
       tiles.next();
       if (tiles.done()) {
         start_output();
-        finish_output<Tiles::kCoded>();
+        finish_output();
         if (Tiles::kCoded) {
           turn_sums(pattern, -1);
           // Coded logits went without the keys' constant.
@@ -113,14 +124,11 @@ class TileConsumer {
       start_output();
       group_wait<1>();
       pin(s);
+      release_keys<Tiles::kCoded>();
       softmax(s, tiles);
-      finish_output<Tiles::kCoded>();
+      finish_output();
       if (Tiles::kCoded && tiles.pattern() != pattern) turn_sums(pattern, tiles.pattern());
     }
-  }
-
-  [[nodiscard]] __device__ std::uint32_t barrier(std::uint32_t kind, int i) const {
-    return shared_ + kind + 8U * static_cast<std::uint32_t>(i);
   }
 
   // The group's 64 rows; coded: columns in the order of coded keys.
@@ -167,9 +175,9 @@ class TileConsumer {
   }
 
   __device__ __forceinline__ void start_logits(float (&s)[32]) {
-    barrier_await(barrier(Memory::kFull, next_stage_), next_parity_);
+    barrier_await(shared_ + Memory::kKeyRing + Memory::kFull + keys_.offset(), keys_.parity());
     const std::uint32_t q = further(tile_descriptor(queries_), static_cast<std::uint32_t>(group_) * (64U * 128U));
-    const std::uint32_t k = further(tile_descriptor(tiles_), static_cast<std::uint32_t>(next_stage_) * Memory::kTile);
+    const std::uint32_t k = further(tile_descriptor(tiles_), keys_.stage() * Memory::kTile);
     group_begin();
 #pragma unroll
     for (int step = 0; step < D / 16; ++step) {
@@ -177,31 +185,34 @@ class TileConsumer {
                 further(k, static_cast<std::uint32_t>(step / 4 * (kPageTokens * 128) + step % 4 * 32)), step != 0);
     }
     group_commit();
-    if (++next_stage_ == stages_) {
-      next_stage_ = 0;
-      next_parity_ ^= 1U;
-    }
+    keys_.next(stages_);
   }
   __device__ __forceinline__ void start_output() {
-    const std::uint32_t v =
-        further(tile_descriptor(tiles_), static_cast<std::uint32_t>(stage_) * Memory::kTile + Memory::kHalfTile);
+    barrier_await(shared_ + Memory::kValueRing + Memory::kFull + values_.offset(), values_.parity());
+    const std::uint32_t v = further(tile_descriptor(tiles_), values_.stage() * Memory::kTile + Memory::kHalfTile);
     group_begin();
 #pragma unroll
     for (int step = 0; step < kPageTokens / 16; ++step)
       group_mma(out_, p16_ + 4 * step, further(v, 32U * static_cast<std::uint32_t>(step)), 1);
     group_commit();
+    values_.next(stages_);
   }
+  // Of the tile whose logits are there.
   template <bool kCoded>
+  __device__ __forceinline__ void release_keys() {
+    __syncwarp();
+    if (lane_ == 0) {
+      const std::uint32_t at = Memory::kKeyRing + keys_.last_offset(stages_);
+      // In this order: what the own makers see, those of the other block have seen.
+      if (kBlocks > 1 && kCoded) barrier_arrive_in(shared_ + at + Memory::kPeerEmpty, rank_ ^ 1U);
+      barrier_arrive(shared_ + at + Memory::kEmpty);
+    }
+  }
   __device__ __forceinline__ void finish_output() {
     group_wait<0>();
     pin(out_);
     __syncwarp();
-    if (lane_ == 0) {
-      // In this order: what the own makers see, those of the other block have seen.
-      if (kBlocks > 1 && kCoded) barrier_arrive_in(barrier(Memory::kPeerEmpty, stage_), rank_ ^ 1U);
-      barrier_arrive(barrier(Memory::kEmpty, stage_));
-    }
-    if (++stage_ == stages_) stage_ = 0;
+    if (lane_ == 0) barrier_arrive(shared_ + Memory::kValueRing + Memory::kEmpty + values_.last_offset(stages_));
   }
 
   // s: logits, become probabilities times 2^-max.
@@ -217,58 +228,71 @@ class TileConsumer {
         s[i] = copysignf(cap - __fdividef(2.0F * cap, e + 1.0F), s[i]);
       }
     }
-    if (!tiles.whole()) {
-      const int first = tiles.first() + lane_ % 4 * 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const Range seen = tiles.seen(u_.row_position(row_ + 8 * r, p_.group));
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-#pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            // tile_token() of column 8 j + 2 t + b.
-            const int position = j < 4 ? first + 8 * (j ^ 1) + 7 - b - lane_ % 4 * 4 : first + 8 * j + b;
-            float& x = s[4 * j + 2 * r + b];
-            x = position >= seen.low && position <= seen.high ? x : -INFINITY;
-          }
-        }
-      }
-    }
-    float most[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // four short chains
-      float part[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        part[i] = fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]);
-        part[i] = fmaxf(part[i], fmaxf(s[4 * i + 16 + 2 * r], s[4 * i + 17 + 2 * r]));
-      }
-      most[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
-    }
-    const bool higher = most[0] * factor_ > max_[0] + kSlack || most[1] * factor_ > max_[1] + kSlack;
-    raised_ = __any_sync(~0U, higher);
-    if (raised_) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0U, most[r], 1));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0U, most[r], 2));
-        const float now = fmaxf(max_[r], most[r] * factor_);
-        shrink_[r] = now > max_[r] ? exp2_fast(max_[r] - now) : 1.0F;
-        max_[r] = now;
-        sum_[r] *= shrink_[r];
-      }
-    }
+    const bool settled = tiles.settled();
+    if (!settled && !tiles.whole()) mask(s, tiles);
     float base[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) base[r] = max_[r] > -INFINITY ? -max_[r] : 0.0F;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = fmaf(s[i], factor_, base[i / 2 % 2]);
+    raised_ = __any_sync(~0U, !settled || highest(s) > kSlack);
+    if (raised_) raise_maximum(s);
     float sum[4] = {};  // of row r: r and r + 2
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      s[i] = exp2_fast(fmaf(s[i], factor_, base[i / 2 % 2]));
+      s[i] = exp2_fast(s[i]);
       sum[i / 2 % 2 + i % 2 * 2] += s[i];
     }
     sum_[0] += sum[0] + sum[2];
     sum_[1] += sum[1] + sum[3];
+  }
+  template <class Tiles>
+  __device__ __forceinline__ void mask(float (&s)[32], const Tiles& tiles) const {
+    const int first = tiles.first() + lane_ % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Range seen = tiles.seen(u_.row_position(row_ + 8 * r, p_.group));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+          // tile_token() of column 8 j + 2 t + b.
+          const int position = j < 4 ? first + 8 * (j ^ 1) + 7 - b - lane_ % 4 * 4 : first + 8 * j + b;
+          float& x = s[4 * j + 2 * r + b];
+          x = position >= seen.low && position <= seen.high ? x : -INFINITY;
+        }
+      }
+    }
+  }
+  // The largest, where one is positive; else some negative number. Positive floats are ordered as their bits are.
+  __device__ __forceinline__ static float highest(const float (&s)[32]) {
+    int part[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* x = s + 8 * i;
+      part[i] = max(__float_as_int(x[0]), __float_as_int(x[1]));
+#pragma unroll
+      for (int n = 2; n < 8; n += 2) part[i] = __vimax3_s32(part[i], __float_as_int(x[n]), __float_as_int(x[n + 1]));
+    }
+    return __int_as_float(__vimax3_s32(max(part[0], part[1]), part[2], part[3]));
+  }
+  // s: distances from the maximum so far, or where there is none from 0; become those from the new one.
+  __device__ __forceinline__ void raise_maximum(float (&s)[32]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float most = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) most = fmaxf(most, s[i / 2 * 4 + 2 * r + i % 2]);
+      most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
+      const bool first = max_[r] == -INFINITY;
+      const float by = first && most > -INFINITY ? most : fmaxf(most, 0.0F);
+      shrink_[r] = first ? 1.0F : exp2_fast(-by);
+      max_[r] = first ? most : max_[r] + by;
+      sum_[r] *= shrink_[r];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) s[i / 2 * 4 + 2 * r + i % 2] -= by;
+    }
   }
   __device__ __forceinline__ void rescale() {
     if (!raised_) return;
@@ -357,8 +381,7 @@ class TileConsumer {
   int stages_;
   int thread_, lane_, group_, row_;
   float factor_;
-  int stage_ = 0, next_stage_ = 0;
-  std::uint32_t next_parity_ = 0;
+  RingPlace keys_, values_;                // of the products that start next
   float max_[2] = {-INFINITY, -INFINITY};  // base-2 logarithm; of all lanes of a row
   float sum_[2] = {0, 0};                  // the lane's own share
   float shrink_[2] = {1, 1};
@@ -369,9 +392,9 @@ class TileConsumer {
 };
 
 // 128 registers for each thread of a block, shared out by need.
-inline constexpr int kKeyRegisters = 184;
-inline constexpr int kValueRegisters = 40;
-inline constexpr int kConsumerRegisters = 144;
+inline constexpr int kKeyRegisters = 144;
+inline constexpr int kValueRegisters = 48;
+inline constexpr int kConsumerRegisters = 160;
 
 template <int D, int kBlocks, bool kCap>
 __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams p) {
@@ -393,9 +416,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
 
   if (threadIdx.x == 0) {
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(kMostTileStages); ++i) {
-      barrier_init(shared + Memory::kFull + 8U * i, 2);
-      barrier_init(shared + Memory::kEmpty + 8U * i, 8);
-      barrier_init(shared + Memory::kPeerEmpty + 8U * i, 8);
+      for (const std::uint32_t ring : {Memory::kKeyRing, Memory::kValueRing}) {
+        barrier_init(shared + ring + Memory::kFull + 8U * i, 1);
+        barrier_init(shared + ring + Memory::kEmpty + 8U * i, 8);
+      }
+      barrier_init(shared + Memory::kKeyRing + Memory::kPeerEmpty + 8U * i, 8);
     }
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(kPageStages); ++i) {
       barrier_init(shared + Memory::kPage + 8U * i, 1);

@@ -3,8 +3,8 @@
 // Keys of a page come back to the model's basis by a matrix product, k = gain (digits - 1.5) B + mean(position): all other
 // sides of the attention are then as for plain keys, and what it costs is shared by all query rows of the block, or of the
 // cluster, whose blocks take turns with the pages. Columns of coded keys are ordered such that the coordinates that RoPE turns
-// together are neighbours: a lane turns its own means from page to page. What is added to all coded keys is the consumers'
-// affair: it is one number per query row.
+// together are neighbours. The mean of token t of 16 is w e^(i theta t): w once per page and pair, the rest is a table. What is
+// added to all coded keys is the consumers' affair: it is one number per query row.
 #pragma once
 
 #include "cuda/prefill_memory.cuh"
@@ -16,6 +16,17 @@ namespace oscar::cuda {
 // those of bytes 1 and 3 columns 2 c + 8 and 2 c + 9.
 __device__ __forceinline__ int basis_index(int slot) {
   return slot / 16 * 16 + slot % 2 * 8 + slot % 16 / 4 * 2 + slot % 4 / 2;
+}
+
+// Where a float2 of pair 4 j + t is: of a token of 16, or (token 0) of the pairs' means alone. Pairs of j and j + 1, j even,
+// are neighbours; their place is that of j = 0 with bits of j xored in. A warp reads without bank conflicts.
+template <int D>
+__device__ __forceinline__ std::uint32_t mean_place(int token, int t) {
+  const int flip = D == 64 ? t / 2 | token % 2 * 2 : t | token % 2 * 4;
+  return static_cast<std::uint32_t>(token * (4 * D) + t * D + flip * 16);
+}
+__device__ __forceinline__ std::uint32_t mean_place(std::uint32_t first, int j) {
+  return (first ^ static_cast<std::uint32_t>(j / 2 * 16)) + static_cast<std::uint32_t>(j % 2 * 8);
 }
 
 // By all threads of a block, before anything else: order of the columns, basis of the codes, gains.
@@ -58,6 +69,12 @@ __device__ __forceinline__ void fill_prefill_tables(const PrefillParams& p, cons
     for (int w = 0; w < thread / 32; ++w) before += __popc(~work[w]);
     order[2 * static_cast<int>(work[8]) + before] = static_cast<std::uint16_t>(thread);
   }
+  for (int i = thread; i < 16 * (D / 2); i += kPrefillThreads) {
+    const int token = i / (D / 2);
+    const int pair = i % (D / 2);
+    const float2 turn = pair < layer.n_pairs ? turn_by(layer.turns[pair] * token) : make_float2(0.0F, 0.0F);
+    *reinterpret_cast<float2*>(shared + mean_place(Memory::kTurns + mean_place<D>(token, pair % 4), pair / 4)) = turn;
+  }
   __syncthreads();
   if (!coded) return;
 
@@ -91,26 +108,17 @@ __device__ __forceinline__ void fill_prefill_tables(const PrefillParams& p, cons
     const int slot = i % slots;
     *entry(column, basis_index(slot)) = __float2half_rn(weight(column, slot) * factor);
   }
-  __syncthreads();
-  // Of columns 2 i, 2 i + 1, for two rows: what the centre 1.5 of all codes adds to the product.
-  auto* columns = reinterpret_cast<float*>(shared + Memory::kColumns);
-  for (int column = warp; column < D; column += kPrefillThreads / 32) {
-    float sum = 0;
-    for (int index = lane; index < slots; index += 32) sum += __half2float(*entry(column, index));
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0U, sum, d);
-    if (lane < 2) columns[column / 2 * 4 + lane * 2 + column % 2] = -1.5F * 0x1p-24F * sum;
-  }
   publish_stores();
 }
 
 template <int D, int kBlocks>
 class KeyMaker {
   using Memory = PrefillMemory<D>;
-  static constexpr int kColumnTiles = D / 8;
   static constexpr int kStep = paged::kPatterns * kBlocks;  // from a page of this block to the next one of the same pattern
+  static constexpr int kLanePairs = D / 64;
 
  public:
+  // rank: of the block in its cluster.
   __device__ KeyMaker(const PrefillParams& p, const PrefillUnit& unit, std::uint32_t shared, std::uint32_t rank)
       : p_(p),
         u_(unit),
@@ -120,244 +128,238 @@ class KeyMaker {
         lane_(thread_ % 32),
         warp_(same_in_warp(thread_ / 32)),
         slots_(same_in_warp<int>(p.layer.slots[unit.kv])),
-        ring_(shared, Memory::tiles(slots_), Memory::stages(slots_, p.shared_bytes)) {}
+        stages_(Memory::stages(slots_, p.shared_bytes)) {}
 
   __device__ __forceinline__ void run() {
-    coded();
-    exact();
-  }
-
- private:
-  __device__ __forceinline__ void coded() {
-    PageRing pages;
+    RingPlace page;
     std::uint32_t owner = 0;  // of the page
     for (PageWalk walk(same_in_warp(u_.first_page), same_in_warp(u_.last_page)); !walk.done(); walk.next()) {
-      const std::uint32_t full = ring_.barrier(Memory::kFull);
-      barrier_await(shared_ + Memory::kPage + pages.offset(), pages.parity());
+      barrier_await(shared_ + Memory::kPage + page.offset(), page.parity());
       if (kBlocks == 1 || owner == rank_) {
-        const std::uint32_t page =
-            shared_ + Memory::kPages + static_cast<std::uint32_t>(pages.stage()) * Memory::page_stage(slots_);
-        float gain[2];
-        float k[D / 2];
-        turn_to(walk.page() - kStep);
-        product(page, k, gain);
-        release_page(pages);
-        ring_.wait_empty();
-        if (kBlocks > 1 && ring_.round() > 0) barrier_await(ring_.barrier(Memory::kPeerEmpty), (ring_.round() - 1U) & 1U);
-        turn();
-        mean_page_ += kStep;
-        finish(k, gain);
-        publish_stores();
-        named_barrier(1, 128);
-        if (thread_ == 0) {
-#pragma unroll
-          for (std::uint32_t i = 1; i < kBlocks; ++i) {
-            const std::uint32_t other = (rank_ + i) % kBlocks;
-            copy_to_block(address_in(ring_.tile(), other), ring_.tile(), Memory::kHalfTile, address_in(full, other));
-          }
-          barrier_arrive(full);
-        }
+        make(walk.page(), page);
       } else {
-        release_page(pages);
-        if (thread_ == 0) {
-          ring_.wait_empty();
-          barrier_expect(full, Memory::kHalfTile);
-        }
+        expect(page);
       }
       __syncwarp();  // matrix products want all lanes, and the first one may have waited
-      pages.next();
-      ring_.next();
+      page.next(kPageStages);
+      tile_.next(stages_);
       owner = (owner + 1U) % kBlocks;
     }
     if constexpr (kBlocks > 1) {  // copies to the other blocks have left their tiles
-      for (int stage = 0; stage < ring_.stages(); ++stage) {
-        const std::uint32_t uses = ring_.uses(stage);
-        if (uses > 0) barrier_await(shared_ + Memory::kPeerEmpty + 8U * static_cast<std::uint32_t>(stage), (uses - 1U) & 1U);
+      for (int stage = 0; stage < stages_; ++stage) {
+        const std::uint32_t uses = tile_.uses(stage);
+        if (uses > 0)
+          barrier_await(shared_ + Memory::kKeyRing + Memory::kPeerEmpty + 8U * static_cast<std::uint32_t>(stage),
+                        (uses - 1U) & 1U);
       }
     }
-  }
-  __device__ __forceinline__ void release_page(const PageRing& pages) {
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + pages.offset());
+    const int exact_tiles = same_in_warp(u_.exact_tiles);
+    for (int i = 0; i < exact_tiles; ++i, tile_.next(stages_)) make_exact(i);
   }
 
-  // k = digits B - centre, tokens as rows: a page's field, that of the warp's group of tokens, is an A fragment once it is at
-  // the lowest bits of its byte. gain: of the lane's two rows.
-  __device__ __forceinline__ void product(std::uint32_t page, float (&k)[D / 2], float (&gain)[2]) {
+ private:
+  // Where keys go.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t keys() const {
+    return shared_ + Memory::tiles(slots_) + tile_.stage() * Memory::kTile;
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t barrier(std::uint32_t kind) const {
+    return shared_ + Memory::kKeyRing + kind + tile_.offset();
+  }
+  __device__ __forceinline__ void wait_empty(std::uint32_t kind) const { tile_.wait_empty(shared_ + Memory::kKeyRing + kind); }
+
+  // A coded page that this block makes, for all blocks of the cluster.
+  __device__ __forceinline__ void make(int number, const RingPlace& page) {
+    if (number != mean_page_ + kStep) start_means(number - kStep);
+    mean_page_ = number;
+    float gain[2];
+    float k[D / 2];
+    start_product(page, k, gain);
+    make_means();
+    wait_empty(Memory::kEmpty);
+    if (kBlocks > 1) wait_empty(Memory::kPeerEmpty);
+    group_wait<0>();
+    pin(k);
+    finish(k, gain);
+    publish_stores();
+    meet();
+    if (thread_ == 0) {
+#pragma unroll
+      for (std::uint32_t i = 1; i < kBlocks; ++i) {
+        const std::uint32_t other = (rank_ + i) % kBlocks;
+        copy_to_block(address_in(keys(), other), keys(), Memory::kHalfTile, address_in(barrier(Memory::kFull), other));
+      }
+      barrier_arrive(barrier(Memory::kFull));
+    }
+  }
+  // One that another block makes.
+  __device__ __forceinline__ void expect(const RingPlace& page) {
+    release_page(page);
+    if (thread_ != 0) return;
+    wait_empty(Memory::kEmpty);
+    barrier_expect(barrier(Memory::kFull), Memory::kHalfTile);
+  }
+  // Exact rows: two threads per row; zeros where no query of the block reads.
+  __device__ __forceinline__ void make_exact(int number) {
+    wait_empty(Memory::kEmpty);
+    const int n = thread_ / 2;
+    int flip = 0;
+    const uint4* row = exact_row<D>(p_, u_, number, tile_token(n), false, flip);
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      const int piece = 2 * i + thread_ % 2;
+      const uint4 x = row != nullptr ? __ldg(row + (piece ^ flip)) : make_uint4(0, 0, 0, 0);
+      store_shared_16(keys() + static_cast<std::uint32_t>(piece / 8) * (kPageTokens * 128U) + swizzled(n, piece % 8), x);
+    }
+    publish_stores();
+    meet();
+    if (thread_ == 0) barrier_arrive(barrier(Memory::kFull));
+  }
+  __device__ __forceinline__ static void meet() { named_barrier(1, 128); }
+  __device__ __forceinline__ void release_page(const RingPlace& page) const {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + page.offset());
+  }
+
+  // Starts k = (2 digits - 3) 4^warp B, tokens as rows: a page's field, that of the warp's group of tokens, is an A fragment as
+  // it stands in its byte. gain: of the lane's two rows, times what takes k to keys. The page may be overwritten after it.
+  __device__ __forceinline__ void start_product(const RingPlace& place, float (&k)[D / 2], float (&gain)[2]) {
+    const std::uint32_t page = shared_ + Memory::kPages + place.stage() * Memory::page_stage(slots_);
+    const std::uint32_t gain_bytes = page + paged::key_bytes(slots_) + paged::value_bytes(D);
+    const float unit =
+        load_shared_float(shared_ + Memory::kScalars) * __uint_as_float((126U - 2U * static_cast<std::uint32_t>(warp_)) << 23);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::uint32_t word = load_shared_4(gain_bytes + 4U * static_cast<std::uint32_t>(lane_ / 4 + 8 * r));
+      gain[r] = unit * load_shared_float(shared_ + Memory::kKeyGains + 4U * (word >> (8 * warp_) & 0xFFU));
+    }
     const std::uint32_t basis = tile_descriptor(shared_ + Memory::basis(slots_));
-    const int steps = slots_ / 16;
-    const int shift = 2 * warp_;
-    // Of the words of rows 0 .. 7 and 8 .. 15.
-    const auto fields = [&](std::uint32_t first, std::uint32_t second, std::uint32_t* a) {
-      first >>= shift;
-      second >>= shift;
-      a[0] = first & 0x00030003U;
-      a[1] = second & 0x00030003U;
-      a[2] = first >> 8 & 0x00030003U;
-      a[3] = second >> 8 & 0x00030003U;
-    };
     const auto step_basis = [&](int step) {
       return further(basis, static_cast<std::uint32_t>(step / 4 * (D * 128) + step % 4 * 32));
     };
-    const std::uint32_t gain_bytes = page + paged::key_bytes(slots_) + paged::value_bytes(D);
-    std::uint32_t gains[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) gains[r] = load_shared_4(gain_bytes + 4U * static_cast<std::uint32_t>(lane_ / 4 + 8 * r));
-#pragma unroll
-    for (int j = 0; j < kColumnTiles; ++j) {
-      const float4 centre =
-          load_shared_float4(shared_ + Memory::kColumns + 16U * static_cast<std::uint32_t>(4 * j + lane_ % 4));
-      k[4 * j] = centre.x;
-      k[4 * j + 1] = centre.y;
-      k[4 * j + 2] = centre.z;
-      k[4 * j + 3] = centre.w;
-    }
-    pin(k);
-    int step = 0;
-    const std::uint32_t words = page + 16U * static_cast<std::uint32_t>(lane_);
+    // Two steps at a time, the operands of the next two are made while they run.
+    const int pairs = slots_ / 32;
 #pragma unroll 1
-    for (; step + 4 <= steps; step += 4) {
-      std::uint32_t a[4][4];
+    for (int i = 0; i < pairs; i += 2) {
+      std::uint32_t a[2][2][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 four = load_shared_16(words + 512U * static_cast<std::uint32_t>(step / 2 + half));
-        fields(four.x, four.y, a[2 * half]);
-        fields(four.z, four.w, a[2 * half + 1]);
+      for (int b = 0; b < 2; ++b) {
+        if (i + b >= pairs) break;
+        if (i > 0) group_wait<1>();
+        const uint4 four =
+            load_shared_16(page + 16U * static_cast<std::uint32_t>(lane_) + 512U * static_cast<std::uint32_t>(i + b));
+        fields(four.x, four.y, a[b][0]);
+        fields(four.z, four.w, a[b][1]);
+        group_begin();
+        group_mma(k, a[b][0], step_basis(2 * (i + b)), i + b != 0);
+        group_mma(k, a[b][1], step_basis(2 * (i + b) + 1), 1);
+        group_commit();
       }
-      group_begin();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) group_mma(k, a[i], step_basis(step + i), 1);
-      group_commit();
-      group_wait<0>();
     }
-#pragma unroll 1
-    for (; step < steps; ++step) {
+    if (slots_ % 32 != 0) {
+      group_wait<0>();
       std::uint32_t a[4];
-      const bool paired = step / 2 < steps / 2;
-      const std::uint32_t at =
-          page + (paired ? 512U * static_cast<std::uint32_t>(step / 2) + 8U * static_cast<std::uint32_t>(step % 2) +
-                               16U * static_cast<std::uint32_t>(lane_)
-                         : 256U * static_cast<std::uint32_t>(step) + 8U * static_cast<std::uint32_t>(lane_));
-      const uint2 two = load_shared_8(at);
+      const uint2 two = load_shared_8(page + 8U * static_cast<std::uint32_t>(lane_) + 512U * static_cast<std::uint32_t>(pairs));
       fields(two.x, two.y, a);
       group_begin();
-      group_mma(k, a, step_basis(step), 1);
+      group_mma(k, a, step_basis(2 * pairs), pairs != 0);
       group_commit();
-      group_wait<0>();
     }
-    pin(k);
-    const float unit = load_shared_float(shared_ + Memory::kScalars);
+    release_page(place);
+  }
+  // Of the words of rows 0 .. 7 and 8 .. 15: subnormals (2 digit - 3) 4^warp 2^-24.
+  __device__ __forceinline__ void fields(std::uint32_t first, std::uint32_t second, std::uint32_t* a) const {
+    const std::uint32_t mask = 0x00030003U << (2 * warp_);
+    const std::uint32_t centre = 0x80008000U | mask;
+    const auto centred = [&](std::uint32_t bits) {
+      bits &= mask;
+      const __half2 x =
+          __hfma2(*reinterpret_cast<const __half2*>(&bits), __float2half2_rn(2.0F), *reinterpret_cast<const __half2*>(&centre));
+      return *reinterpret_cast<const std::uint32_t*>(&x);
+    };
+    a[0] = centred(first);
+    a[1] = centred(second);
+    a[2] = centred(first >> 8);
+    a[3] = centred(second >> 8);
+  }
+
+  // w of the warp's 16 tokens of the next page; a lane has pairs lane, lane + 32, ...
+  __device__ __forceinline__ void make_means() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::uint32_t byte = gains[r] >> (8 * warp_) & 0xFFU;
-      gain[r] = unit * load_shared_float(shared_ + Memory::kKeyGains + 4U * byte);
+    for (int i = 0; i < kLanePairs; ++i) {
+      w_[i] = times(w_[i], turn_[i]);
+      const std::uint32_t to = mean_place(means() + mean_place<D>(0, lane_ % 4), lane_ / 4 + 8 * i);
+      store_shared_float(to, w_[i].x);
+      store_shared_float(to + 4U, w_[i].y);
     }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void start_means(int page) {
+#pragma unroll
+    for (int i = 0; i < kLanePairs; ++i) {
+      const int pair = lane_ + 32 * i;
+      w_[i] = make_float2(0.0F, 0.0F);
+      turn_[i] = w_[i];
+      if (pair >= p_.layer.n_pairs) continue;
+      const double turns = p_.layer.turns[pair];
+      const float2 c = *reinterpret_cast<const float2*>(p_.layer.mean + 2 * (u_.kv * p_.layer.n_pairs + pair));
+      w_[i] = times(c, turn_by(turns * (page * kPageTokens + 16 * warp_)));
+      turn_[i] = turn_by(turns * (kStep * kPageTokens));
+    }
+  }
+  __device__ __forceinline__ static float2 times(float2 a, float2 b) {
+    return make_float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t means() const {
+    return shared_ + Memory::kMeans + static_cast<std::uint32_t>(warp_ * (4 * D));
   }
 
   // Gains and means; into the tile.
   __device__ __forceinline__ void finish(float (&k)[D / 2], const float (&gain)[2]) {
+    const int t = lane_ % 4;
+    const int token = tile_token(16 * warp_ + lane_ / 4) % 16;  // of row 0; that of row 1 is 8 further, or before
+    std::uint32_t pair_means = means() + mean_place<D>(0, t);
+    std::uint32_t turns = shared_ + Memory::kTurns + mean_place<D>(token, t);
     const int row = 16 * warp_ + lane_ % 16;
-    const std::uint32_t to = ring_.tile() + static_cast<std::uint32_t>(row) * 128U;
-    const auto flip = static_cast<std::uint32_t>((lane_ / 16 ^ row & 7) * 16);
+    std::uint32_t to = keys() + swizzled(row, lane_ / 16);
+    std::uint32_t other_turns = turns + static_cast<std::uint32_t>((token < 8 ? 8 : -8) * (4 * D));
+    made_here(pair_means);
+    made_here(turns);
+    made_here(other_turns);
+    made_here(to);
+    float4 w[2], e[2][2];
+    const auto load = [&](int j) {
+      w[j / 2 % 2] = load_shared_float4(mean_place(pair_means, j));
+      e[j / 2 % 2][0] = load_shared_float4(mean_place(turns, j));
+      e[j / 2 % 2][1] = load_shared_float4(mean_place(other_turns, j));
+    };
+    load(0);
 #pragma unroll
-    for (int j = 0; j < kColumnTiles; j += 2) {
+    for (int j = 0; j < D / 8; j += 2) {
+      if (j + 2 < D / 8) load(j + 2);
+      const float4& a = w[j / 2 % 2];
       std::uint32_t out[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float* x = k + 4 * (j + i);
-        const float2* m = mean_ + 2 * (j + i);
-        out[2 * i] = pack_half2(fmaf(gain[0], x[0], m[0].x), fmaf(gain[0], x[1], m[0].y));
-        out[2 * i + 1] = pack_half2(fmaf(gain[1], x[2], m[1].x), fmaf(gain[1], x[3], m[1].y));
+      for (int r = 0; r < 2; ++r) {
+        const float4& b = e[j / 2 % 2][r];
+        const float* x = k + 4 * j + 2 * r;
+        out[r] = pack_half2(fmaf(gain[r], x[0], a.x * b.x - a.y * b.y), fmaf(gain[r], x[1], a.x * b.y + a.y * b.x));
+        out[2 + r] = pack_half2(fmaf(gain[r], x[4], a.z * b.z - a.w * b.w), fmaf(gain[r], x[5], a.z * b.w + a.w * b.z));
       }
       // Matrices: (j, rows 0 .. 7), (j, rows 8 .. 15), (j + 1, ...).
-      store_matrix(
-          to + static_cast<std::uint32_t>(j / 8) * (kPageTokens * 128U) + (flip ^ static_cast<std::uint32_t>(j % 8 * 16)),
-          out[0], out[1], out[2], out[3]);
+      store_matrix((to ^ static_cast<std::uint32_t>(j % 8 * 16)) + static_cast<std::uint32_t>(j / 8) * (kPageTokens * 128U),
+                   out[0], out[1], out[2], out[3]);
     }
   }
-
-  // -- Means: of row r and pair of columns 4 j + lane mod 4, for page mean_page_.
-  __device__ __forceinline__ void turn() {
-#pragma unroll
-    for (int j = 0; j < kColumnTiles; ++j) {
-      const uint2 bits = load_shared_8(shared_ + Memory::kTurns + 8U * static_cast<std::uint32_t>(4 * j + lane_ % 4));
-      const float cosine = __uint_as_float(bits.x);
-      const float sine = __uint_as_float(bits.y);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float2& m = mean_[2 * j + r];
-        m = make_float2(m.x * cosine - m.y * sine, m.x * sine + m.y * cosine);
-      }
-    }
-  }
-  __device__ __forceinline__ void fill_turns(int pages) {
-    named_barrier(1, 128);
-    if (thread_ < D / 2) {
-      float2 by = make_float2(1.0F, 0.0F);
-      if (thread_ < p_.layer.n_pairs) by = turn_by(p_.layer.turns[thread_] * (pages * kPageTokens));
-      store_shared_float(shared_ + Memory::kTurns + 8U * static_cast<std::uint32_t>(thread_), by.x);
-      store_shared_float(shared_ + Memory::kTurns + 8U * static_cast<std::uint32_t>(thread_) + 4U, by.y);
-    }
-    named_barrier(1, 128);
-  }
-  // Brings the running means to a page, and kTurns to the usual distance between two pages of this block.
-  __device__ __forceinline__ void turn_to(int number) {
-    if (started_ && number == mean_page_) return;
-    if (!started_) {
-      started_ = true;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int position = number * kPageTokens + tile_token(16 * warp_ + lane_ / 4 + 8 * r);
-#pragma unroll
-        for (int j = 0; j < kColumnTiles; ++j) {
-          const int pair = 4 * j + lane_ % 4;
-          float2 m = make_float2(0.0F, 0.0F);
-          if (pair < p_.layer.n_pairs) {
-            const float2 by = turn_by(p_.layer.turns[pair] * position);
-            const float2 c = *reinterpret_cast<const float2*>(p_.layer.mean + 2 * (u_.kv * p_.layer.n_pairs + pair));
-            m = make_float2(c.x * by.x - c.y * by.y, c.x * by.y + c.y * by.x);
-          }
-          mean_[2 * j + r] = m;
-        }
-      }
-    } else {
-      fill_turns(number - mean_page_);
-      turn();
-    }
-    fill_turns(kStep);
-    mean_page_ = number;
-  }
-
-  // -- Exact rows: two threads per row; zeros where no query of the block reads.
-  __device__ __forceinline__ void exact() {
-    const int exact_tiles = same_in_warp(u_.exact_tiles);
-    for (int tile = 0; tile < exact_tiles; ++tile) {
-      ring_.wait_empty();
-      const int n = thread_ / 2;
-      int flip = 0;
-      const uint4* row = exact_row<D>(p_, u_, tile, tile_token(n), false, flip);
-#pragma unroll
-      for (int i = 0; i < D / 16; ++i) {
-        const int piece = 2 * i + thread_ % 2;
-        const uint4 x = row != nullptr ? __ldg(row + (piece ^ flip)) : make_uint4(0, 0, 0, 0);
-        store_shared_16(ring_.tile() + static_cast<std::uint32_t>(piece / 8) * (kPageTokens * 128U) + swizzled(n, piece % 8),
-                        x);
-      }
-      publish_stores();
-      named_barrier(1, 128);
-      if (thread_ == 0) barrier_arrive(ring_.barrier(Memory::kFull));
-      ring_.next();
-    }
-  }
+  // Keeps the compiler from computing what follows from x once for all pages: that would take registers.
+  __device__ __forceinline__ static void made_here(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
 
   const PrefillParams& p_;
   const PrefillUnit& u_;
   std::uint32_t shared_, rank_;
-  int thread_, lane_, warp_, slots_;
-  MakerRing<D> ring_;
-  bool started_ = false;
-  int mean_page_ = 0;
-  float2 mean_[2 * kColumnTiles];
+  int thread_, lane_, warp_, slots_, stages_;
+  RingPlace tile_;
+  int mean_page_ = -1 - kStep;  // what w_ is of
+  float2 w_[kLanePairs], turn_[kLanePairs];
 };
 
 }  // namespace oscar::cuda

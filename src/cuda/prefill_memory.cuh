@@ -22,13 +22,16 @@ struct PrefillMemory {
   static constexpr std::uint32_t kHalfTile = kPageTokens * D * 2;  // keys [64, D], or values [D, 64]
   static constexpr std::uint32_t kTile = 2 * kHalfTile;
   static constexpr std::uint32_t kQuery = kPrefillRows * D * 2;
-  // Barriers: of tiles (keys and values each arrive once), empty, empty in the other block of the cluster; of pages.
-  static constexpr std::uint32_t kFull = 0, kEmpty = 32, kPeerEmpty = 64, kPage = 96, kPageEmpty = 128;
-  static constexpr std::uint32_t kScalars = 160;                     // float: unit of the product of keys
-  static constexpr std::uint32_t kUnit = 176;                        // PrefillUnit
-  static constexpr std::uint32_t kColumns = 256;                     // float4 [D / 2]: of two columns, the product's start
-  static constexpr std::uint32_t kTurns = kColumns + D / 2 * 16;     // float2 [D / 2]
-  static constexpr std::uint32_t kKeyGains = kTurns + D / 2 * 8;     // float [256]
+  // Rings of barriers: keys of tiles, values of tiles (of each kFull and kEmpty; of keys also: empty in the other block of the
+  // cluster); pages.
+  static constexpr std::uint32_t kKeyRing = 0, kValueRing = 96;
+  static constexpr std::uint32_t kFull = 0, kEmpty = 32, kPeerEmpty = 64;
+  static constexpr std::uint32_t kPage = 160, kPageEmpty = 192;
+  static constexpr std::uint32_t kScalars = 224;                     // float: unit of the product of keys
+  static constexpr std::uint32_t kUnit = 240;                        // PrefillUnit
+  static constexpr std::uint32_t kTurns = 384;                       // float2 [16 tokens, D / 2]: see mean_place()
+  static constexpr std::uint32_t kMeans = kTurns + 16 * D * 4;       // float2 [4 warps, D / 2]
+  static constexpr std::uint32_t kKeyGains = kMeans + 4 * D * 4;     // float [256]
   static constexpr std::uint32_t kValueGains = kKeyGains + 256 * 4;  // float [64]
   static constexpr std::uint32_t kOrder = kValueGains + 64 * 4;      // u16 [D] coordinate of a key's column
   static constexpr std::uint32_t kWork = kOrder + D * 2;             // 64 words
@@ -57,54 +60,31 @@ struct PrefillMemory {
   }
 };
 
-// Where a group is in the ring of pages.
-class PageRing {
+// Where a group is in a ring of barriers and what they guard.
+class RingPlace {
  public:
-  [[nodiscard]] __device__ int stage() const { return stage_; }
-  [[nodiscard]] __device__ std::uint32_t offset() const { return 8U * static_cast<std::uint32_t>(stage_); }
+  [[nodiscard]] __device__ std::uint32_t stage() const { return static_cast<std::uint32_t>(stage_); }
+  [[nodiscard]] __device__ std::uint32_t offset() const { return 8U * stage(); }
+  // Of the place before.
+  [[nodiscard]] __device__ std::uint32_t last_offset(int stages) const {
+    return 8U * static_cast<std::uint32_t>((stage_ == 0 ? stages : stage_) - 1);
+  }
+  [[nodiscard]] __device__ std::uint32_t parity() const { return round_ & 1U; }  // of what comes
   [[nodiscard]] __device__ std::uint32_t round() const { return round_; }
-  [[nodiscard]] __device__ std::uint32_t parity() const { return round_ & 1U; }
-  __device__ void next() {
-    if (++stage_ == kPageStages) {
-      stage_ = 0;
-      ++round_;
-    }
+  // What stage held so far.
+  [[nodiscard]] __device__ std::uint32_t uses(int stage) const { return round_ + (stage < stage_ ? 1U : 0U); }
+  // Until what was there before has been used.
+  __device__ __forceinline__ void wait_empty(std::uint32_t empty) const {
+    if (round_ > 0) barrier_await(empty + offset(), (round_ - 1U) & 1U);
+  }
+  __device__ void next(int stages) {
+    if (++stage_ < stages) return;
+    stage_ = 0;
+    ++round_;
   }
 
  private:
   int stage_ = 0;
-  std::uint32_t round_ = 0;
-};
-
-// Where a maker is in the ring of tiles.
-template <int D>
-class MakerRing {
- public:
-  __device__ MakerRing(std::uint32_t shared, std::uint32_t tiles, int stages)
-      : shared_(shared), tiles_(shared + tiles), stages_(stages) {}
-  [[nodiscard]] __device__ std::uint32_t tile() const {
-    return tiles_ + static_cast<std::uint32_t>(stage_) * PrefillMemory<D>::kTile;
-  }
-  [[nodiscard]] __device__ std::uint32_t barrier(std::uint32_t kind) const {
-    return shared_ + kind + 8U * static_cast<std::uint32_t>(stage_);
-  }
-  [[nodiscard]] __device__ std::uint32_t round() const { return round_; }
-  [[nodiscard]] __device__ int stages() const { return stages_; }
-  // Tiles that stage held so far.
-  [[nodiscard]] __device__ std::uint32_t uses(int stage) const { return round_ + (stage < stage_ ? 1U : 0U); }
-  __device__ __forceinline__ void wait_empty() const {
-    if (round_ > 0) barrier_await(barrier(PrefillMemory<D>::kEmpty), (round_ - 1U) & 1U);
-  }
-  __device__ void next() {
-    if (++stage_ == stages_) {
-      stage_ = 0;
-      ++round_;
-    }
-  }
-
- private:
-  std::uint32_t shared_, tiles_;
-  int stages_, stage_ = 0;
   std::uint32_t round_ = 0;
 };
 

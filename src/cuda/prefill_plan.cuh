@@ -23,7 +23,7 @@ class PageWalk {
     page_ += paged::kPatterns;
     if (page_ < last_) return;
     // The next series begins one page further than this one.
-    const int series = (page_ - first_) % paged::kPatterns + 1;
+    const int series = static_cast<int>(static_cast<unsigned>(page_ - first_) % paged::kPatterns) + 1;
     page_ = series < paged::kPatterns ? first_ + series : last_;
   }
 

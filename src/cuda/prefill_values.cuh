@@ -19,18 +19,33 @@ class ValueMaker {
         lane_(thread_ % 32),
         warp_(same_in_warp(thread_ / 32)),
         slots_(same_in_warp<int>(p.layer.slots[unit.kv])),
-        ring_(shared, Memory::tiles(slots_) + Memory::kHalfTile, Memory::stages(slots_, p.shared_bytes)),
+        stages_(Memory::stages(slots_, p.shared_bytes)),
         fetch_(same_in_warp(unit.first_page), same_in_warp(unit.last_page)) {}
 
   __device__ __forceinline__ void run() {
-    coded();
-    exact();
+    // Two pages ahead: the makers of keys may be two behind.
+    fetch_page();
+    fetch_page();
+    RingPlace page;
+    for (PageWalk walk(same_in_warp(u_.first_page), same_in_warp(u_.last_page)); !walk.done(); walk.next()) {
+      fetch_page();
+      barrier_await(shared_ + Memory::kPage + page.offset(), page.parity());
+      make(page);
+      publish();
+      page.next(kPageStages);
+      tile_.next(stages_);
+    }
+    const int exact_tiles = same_in_warp(u_.exact_tiles);
+    for (int i = 0; i < exact_tiles; ++i, tile_.next(stages_)) {
+      make_exact(i);
+      publish();
+    }
   }
 
  private:
   __device__ __forceinline__ void fetch_page() {
     if (thread_ == 0 && !fetch_.done()) {
-      if (fetched_.round() > 0) barrier_await(shared_ + Memory::kPageEmpty + fetched_.offset(), (fetched_.round() - 1U) & 1U);
+      fetched_.wait_empty(shared_ + Memory::kPageEmpty);
       const std::int32_t page = __ldg(p_.page_table.at(u_.sequence, p_.page_columns, fetch_.page()));
       const std::uint32_t bytes = paged::head_bytes(slots_, D);
       const std::uint32_t at = shared_ + Memory::kPage + fetched_.offset();
@@ -40,32 +55,41 @@ class ValueMaker {
     }
     __syncwarp();
     if (!fetch_.done()) fetch_.next();
-    fetched_.next();
+    fetched_.next(kPageStages);
   }
-  [[nodiscard]] __device__ std::uint32_t page_at(const PageRing& pages) const {
-    return shared_ + Memory::kPages + static_cast<std::uint32_t>(pages.stage()) * Memory::page_stage(slots_);
+  [[nodiscard]] __device__ std::uint32_t page_at(const RingPlace& page) const {
+    return shared_ + Memory::kPages + page.stage() * Memory::page_stage(slots_);
   }
-
-  __device__ __forceinline__ void coded() {
-    // Two pages ahead: the makers of keys may be two behind.
-    fetch_page();
-    fetch_page();
-    PageRing pages;
-    for (PageWalk walk(same_in_warp(u_.first_page), same_in_warp(u_.last_page)); !walk.done(); walk.next()) {
-      fetch_page();
-      barrier_await(shared_ + Memory::kPage + pages.offset(), pages.parity());
-      make(pages);
-      publish_stores();
-      named_barrier(4, 128);
-      if (thread_ == 0) barrier_arrive(ring_.barrier(Memory::kFull));
-      pages.next();
-      ring_.next();
+  // Where values go.
+  [[nodiscard]] __device__ std::uint32_t values() const {
+    return shared_ + Memory::tiles(slots_) + Memory::kHalfTile + tile_.stage() * Memory::kTile;
+  }
+  __device__ __forceinline__ void wait_empty() const { tile_.wait_empty(shared_ + Memory::kValueRing + Memory::kEmpty); }
+  __device__ __forceinline__ void publish() const {
+    publish_stores();
+    named_barrier(4, 128);
+    if (thread_ == 0) barrier_arrive(shared_ + Memory::kValueRing + Memory::kFull + tile_.offset());
+  }
+  // Exact rows, eight tokens by 32 dimensions at a time, transposed on their way; zeros where no query of the block reads.
+  __device__ __forceinline__ void make_exact(int number) {
+    wait_empty();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      int flip = 0;
+      const uint4* row = exact_row<D>(p_, u_, number, tile_token(16 * warp_ + 8 * half + lane_ / 4), true, flip);
+#pragma unroll
+      for (int i = 0; i < D / 32; ++i) {
+        const uint4 x = row != nullptr ? __ldg(row + ((4 * i + lane_ % 4) ^ flip)) : make_uint4(0, 0, 0, 0);
+        // Matrix m has dimensions 8 t + 2 m and 8 t + 2 m + 1 of lanes t.
+        const int dim = 32 * i + lane_ % 8 / 2 * 8 + lane_ / 8 * 2 + lane_ % 2;
+        store_matrix_transposed(values() + swizzled(dim, 2 * warp_ + half), x.x, x.y, x.z, x.w);
+      }
     }
   }
 
   // Dimensions as rows, the tokens of the warp's group as columns.
-  __device__ __forceinline__ void make(const PageRing& pages) {
-    const std::uint32_t digits = page_at(pages) + paged::key_bytes(slots_);
+  __device__ __forceinline__ void make(const RingPlace& page) {
+    const std::uint32_t digits = page_at(page) + paged::key_bytes(slots_);
     const std::uint32_t gain_bytes = digits + paged::value_bytes(D) + kPageTokens;
     uint2 word[D / 64];  // of 64 dimensions: rows 0 .. 7 and 8 .. 15 of four fragments, four tokens
 #pragma unroll
@@ -93,9 +117,9 @@ class ValueMaker {
       centre[half] = __floats2half2_rn(-1.5F * kValueUnit * g[0], -1.5F * kValueUnit * g[1]);
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + pages.offset());
-    ring_.wait_empty();
-    const std::uint32_t to = ring_.tile() + swizzled(lane_ / 16 * 8 + lane_ % 8, 2 * warp_ + lane_ / 8 % 2);
+    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + page.offset());
+    wait_empty();
+    const std::uint32_t to = values() + swizzled(lane_ / 16 * 8 + lane_ % 8, 2 * warp_ + lane_ / 8 % 2);
 #pragma unroll
     for (int field = 0; field < 4; ++field) {
 #pragma unroll
@@ -115,37 +139,12 @@ class ValueMaker {
     }
   }
 
-  // Exact rows, eight tokens by 32 dimensions at a time, transposed on their way; zeros where no query of the block reads.
-  __device__ __forceinline__ void exact() {
-    const int exact_tiles = same_in_warp(u_.exact_tiles);
-    for (int tile = 0; tile < exact_tiles; ++tile) {
-      ring_.wait_empty();
-#pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        int flip = 0;
-        const uint4* row = exact_row<D>(p_, u_, tile, tile_token(16 * warp_ + 8 * half + lane_ / 4), true, flip);
-#pragma unroll
-        for (int i = 0; i < D / 32; ++i) {
-          const uint4 x = row != nullptr ? __ldg(row + ((4 * i + lane_ % 4) ^ flip)) : make_uint4(0, 0, 0, 0);
-          // Matrix m has dimensions 8 t + 2 m and 8 t + 2 m + 1 of lanes t.
-          const int dim = 32 * i + lane_ % 8 / 2 * 8 + lane_ / 8 * 2 + lane_ % 2;
-          store_matrix_transposed(ring_.tile() + swizzled(dim, 2 * warp_ + half), x.x, x.y, x.z, x.w);
-        }
-      }
-      publish_stores();
-      named_barrier(4, 128);
-      if (thread_ == 0) barrier_arrive(ring_.barrier(Memory::kFull));
-      ring_.next();
-    }
-  }
-
   const PrefillParams& p_;
   const PrefillUnit& u_;
   std::uint32_t shared_;
-  int thread_, lane_, warp_, slots_;
-  MakerRing<D> ring_;
+  int thread_, lane_, warp_, slots_, stages_;
+  RingPlace tile_, fetched_;
   PageWalk fetch_;
-  PageRing fetched_;
 };
 
 }  // namespace oscar::cuda
