@@ -47,10 +47,10 @@ struct PrefillUnit {
   int sink_tiles = 0;                 // exact tiles of the block: of sinks, then those from recent_tile on
   int recent_tile = 0, exact_tiles = 0;
 
-  // kBlocks: blocks per cluster. Every lane of every warp computes the same.
-  template <int kBlocks>
+  // kBlocks: blocks per cluster, of kBlockRows query rows each. Every lane of every warp computes the same.
+  template <int kBlocks, int kBlockRows = kPrefillRows>
   __device__ static PrefillUnit find(const PrefillParams& p, int unit, int rank) {
-    constexpr int kRows = kPrefillRows * kBlocks;
+    constexpr int kRows = kBlockRows * kBlocks;
     PrefillUnit u;
     u.kv = unit / p.units;
     int left = unit % p.units;
@@ -80,8 +80,8 @@ struct PrefillUnit {
       const int all = n * p.group;
       const int cluster_row = piece * kRows;
       const int cluster_newest = u.start + (min(cluster_row + kRows, all) - 1) / p.group;
-      u.first_row = cluster_row + rank * kPrefillRows;
-      u.rows = min(max(all - u.first_row, 0), kPrefillRows);
+      u.first_row = cluster_row + rank * kBlockRows;
+      u.rows = min(max(all - u.first_row, 0), kBlockRows);
       if (u.rows > 0) {
         u.oldest = u.start + u.first_row / p.group;
         u.newest = u.start + (u.first_row + u.rows - 1) / p.group;
