@@ -12,12 +12,13 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kPrefillRows = 128;  // query rows of a block: tokens times query heads of one KV head
+// Query rows of a block of the kernel of compute capability 9.0: tokens times query heads of one KV head.
+inline constexpr int kPrefillRows = 128;
 
 struct PrefillParams {
   LayerView layer;
   int batch, group, n_tokens, sink, recent, ring, page_columns;
-  int units;         // pieces of 128 rows, or of as many as the blocks of a cluster have, per KV head, at most
+  int units;         // pieces of as many rows as a block has, or the blocks of a cluster have, per KV head, at most
   int shared_bytes;  // of a block
   float scale, soft_cap;
   const __half* q;
@@ -39,5 +40,16 @@ struct PrefillParams {
 // launched where they do not.
 cudaError_t launch_prefill_64(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
 cudaError_t launch_prefill_128(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_portable_prefill_64(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_portable_prefill_128(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_portable_prefill_256(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+
+// For checks and benchmarks: prefill() with a kernel of choice. by_device: what prefill() takes.
+enum class PrefillKernel { by_device, portable };
+// Whether prefill() takes the kernel of compute capability 9.0, on a GPU of capability `major`.x.
+[[nodiscard]] constexpr bool has_wgmma_kernel(const LayerView& layer, int major) {
+  return major == 9 && layer.codec == paged::PageCodec::spectral && layer.head_dim <= 128;
+}
+void prefill_with(PrefillKernel kernel, const PrefillArgs& args, cudaStream_t stream);
 
 }  // namespace oscar::cuda

@@ -223,10 +223,14 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+// The compute capability's major number; a program may ask for another one.
+#ifndef OSCAR_EMULATED_MAJOR
+#define OSCAR_EMULATED_MAJOR 9
+#endif
 // Few multiprocessors, so that warps have several pieces of work each.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 232448
-           : attribute == cudaDevAttrComputeCapabilityMajor     ? 9
+           : attribute == cudaDevAttrComputeCapabilityMajor     ? OSCAR_EMULATED_MAJOR
                                                                 : 3;
   return cudaSuccess;
 }

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 
+#include "cuda/prefill_params.h"
 #include "cuda/runtime.h"
 #include "device_ids.h"
 #include "oscar/cuda/prefill.h"
@@ -39,6 +41,9 @@ struct Case {
   std::vector<int> chunks;    // per sequence
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
   test::Wide wide = test::Wide::none;
+  bool int2 = false;         // as many heads as slots says
+  bool values_mean = false;  // of `int2`
+  bool portable = false;     // not the kernel of compute capability 9.0, which would serve the case
 };
 
 // What a prefill reads of a world: the queries and rows of the chunks one after the other, and a ring that holds no more than
@@ -51,8 +56,8 @@ struct Inputs {
 
 Inputs inputs_of(const PagedWorld& world, const std::vector<int>& chunks) {
   const WorldShape& shape = world.shape();
-  const auto heads = size_of(world.tables().layout.n_head_kv);
-  const auto dim = size_of(world.tables().layout.head_dim);
+  const auto heads = size_of(world.layout().n_head_kv);
+  const auto dim = size_of(world.layout().head_dim);
   const std::size_t query_row = heads * size_of(shape.group) * dim;
   const std::size_t values = paged::exact_head_values(static_cast<int>(dim));
   const int sink_columns = shape.sink / paged::kBlockTokens;
@@ -106,8 +111,10 @@ Inputs inputs_of(const PagedWorld& world, const std::vector<int>& chunks) {
 
 class OnDevice {
  public:
-  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide)
-      : tables_(world.tables()),
+  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide, cuda::PrefillKernel kernel)
+      : kernel_(kernel),
+        tables_(world.int2_tables() != nullptr ? std::make_unique<cuda::LayerTables>(*world.int2_tables())
+                                               : std::make_unique<cuda::LayerTables>(world.tables())),
         q_(in.q),
         k_(in.k),
         v_(in.v),
@@ -117,15 +124,15 @@ class OnDevice {
         page_table_(world.page_table, test::wide_pages(wide), first_page(world, far_bytes)),
         block_table_(in.block_table, test::wide_blocks(wide)),
         sinks_(world.sinks) {
-    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const std::size_t page_bytes = world.layout().page_bytes;
     const std::int32_t first = first_page(world, far_bytes);
     pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
     check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
                      cudaMemcpyHostToDevice),
           "cudaMemcpy");
     out_ = DeviceArray<std::uint16_t>(in.q.size());
-    lse_ = DeviceArray<float>(in.q.size() / size_of(world.tables().layout.head_dim));
-    args_.layer = &tables_.view();
+    lse_ = DeviceArray<float>(in.q.size() / size_of(world.layout().head_dim));
+    args_.layer = &tables_->view();
     args_.batch = static_cast<int>(world.shape().lengths.size());
     args_.n_tokens = in.query_start.back();
     args_.group = world.shape().group;
@@ -151,20 +158,21 @@ class OnDevice {
 
   // The output is poisoned first.
   void run() {
-    check(cudaMemset(out_.data(), 0xFF, out_.size() * 2), "cudaMemset");
-    check(cudaMemset(lse_.data(), 0xFF, lse_.size() * 4), "cudaMemset");
-    cuda::prefill(args_, nullptr);
+    check(cudaMemsetAsync(out_.data(), 0xFF, out_.size() * 2, nullptr), "cudaMemset");
+    check(cudaMemsetAsync(lse_.data(), 0xFF, lse_.size() * 4, nullptr), "cudaMemset");
+    cuda::prefill_with(kernel_, args_, nullptr);
   }
   [[nodiscard]] std::vector<std::uint16_t> out() const { return out_.download(); }
   [[nodiscard]] std::vector<float> lse() const { return lse_.download(); }
 
  private:
   static std::int32_t first_page(const PagedWorld& world, std::size_t far_bytes) {
-    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const std::size_t page_bytes = world.layout().page_bytes;
     return static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
   }
 
-  cuda::LayerTables tables_;
+  cuda::PrefillKernel kernel_;
+  std::unique_ptr<cuda::LayerTables> tables_;
   DeviceArray<std::uint16_t> q_, k_, v_, blocks_, out_;
   DeviceArray<std::int32_t> query_start_, lengths_;
   test::DeviceIds page_table_, block_table_;
@@ -182,8 +190,8 @@ struct Errors {
 Errors compare(const PagedWorld& world, const Inputs& in, const std::vector<std::uint16_t>& out,
                const std::vector<float>& lse) {
   const paged::DecodeProblem problem = world.problem();
-  const int heads = world.tables().layout.n_head_kv * problem.group;
-  const std::size_t dim = size_of(world.tables().layout.head_dim);
+  const int heads = world.layout().n_head_kv * problem.group;
+  const std::size_t dim = size_of(world.layout().head_dim);
   std::vector<std::size_t> chosen;  // rows: token * heads + head
   const std::size_t n_rows = lse.size();
   // A stride without a common divisor with heads and groups.
@@ -239,12 +247,18 @@ Errors compare(const PagedWorld& world, const Inputs& in, const std::vector<std:
 }
 
 bool run_case(const Case& c, bool quick) {
-  const paged::SpectralTables tables = test::random_tables(c.dim, c.slots, c.mean, 7);
+  paged::SpectralTables tables;
+  paged::Int2Tables int2_tables;
+  if (c.int2) {
+    int2_tables = test::random_int2_tables(c.dim, static_cast<int>(c.slots.size()), c.mean, c.values_mean, 7);
+  } else {
+    tables = test::random_tables(c.dim, c.slots, c.mean, 7);
+  }
   WorldShape shape = c.shape;
   shape.queries = *std::max_element(c.chunks.begin(), c.chunks.end());
-  const PagedWorld world(tables, shape, 11);
+  const PagedWorld world = c.int2 ? PagedWorld(int2_tables, shape, 11) : PagedWorld(tables, shape, 11);
   const Inputs in = inputs_of(world, c.chunks);
-  OnDevice device(world, in, c.far_bytes, c.wide);
+  OnDevice device(world, in, c.far_bytes, c.wide, c.portable ? cuda::PrefillKernel::portable : cuda::PrefillKernel::by_device);
   device.run();
   check(cudaDeviceSynchronize(), c.name);
   const std::vector<std::uint16_t> out = device.out();

@@ -128,6 +128,13 @@ inline std::uint32_t pack_half2(float low, float high) {
 }
 inline float exp2_fast(float x) { return std::exp2(x); }
 
+// Copies are there at once.
+inline void copy_16_if(bool wanted, std::uint32_t to, const void* from) {
+  store_shared(to, wanted ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0));
+}
+inline void copy_16(std::uint32_t to, const void* from) { copy_16_if(true, to, from); }
+inline void copies_arrived() {}
+
 inline void fence_device() {}
 // Blocks run one after the other: what one waits for must have been done.
 inline void wait_until_set(const std::uint32_t* flag) {
