@@ -34,84 +34,78 @@ class PortablePrefill {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out_[j][i] = 0;
     }
-    queries_.load(constant_);
-    if (u_.last_page > u_.first_page) coded();
+    float constant[2];
+    queries_.load(constant);
+    if (u_.last_page > u_.first_page) coded(constant);
     exact();
     store();
   }
 
  private:
   // -- The coded tier.
-  __device__ __forceinline__ void coded() {
+  // constant: base-2 logits of the constant of coded keys.
+  __device__ __forceinline__ void coded(float (&constant)[2]) {
     const int slots = p_.layer.slots[u_.kv];
     __syncthreads();
     const float unit = queries_.transform(slots);
     PortablePages<D, kInt2> pages(p_, u_, shared_, slots, unit);
-    pages.fetch();
-    pages.fetch();
+    int page = pages.fetch(0);
+    int next = pages.fetch(1);
     copies_arrived();
     __syncthreads();
-    float coded_sums[2];
-    queries_.coded_sums(slots, coded_sums);
-    if (p_.layer.n_pairs > 0) queries_.order_by_pairs();
-    PageWalk walk(u_.first_page, u_.last_page);
-    PageWalk later = walk;
-    later.next();
-    pages.make_table(0, walk.page());
-    for (int number = 0; !walk.done(); ++number) {
+    if (p_.layer.n_pairs > 0) {
+      queries_.order_by_pairs();
+      constant[0] *= 0.5F;  // see add_means()
+      constant[1] *= 0.5F;
+    }
+    queries_.store_rows(slots, constant);
+    pages.make_table(0, page);
+    for (int number = 0; page >= 0; ++number) {
       copies_arrived();
       __syncthreads();
-      pages.fetch();
-      if (!later.done()) {
-        pages.make_table(number + 1, later.page());
-        later.next();
-      }
-      coded_tile(pages, number, slots, coded_sums, walk.page());
-      const int pattern = walk.page() % paged::kPatterns;
-      walk.next();
+      const int after = pages.fetch(number + 2);
+      if (next >= 0) pages.make_table(number + 1, next);
+      coded_tile(pages, number, slots, page);
       if constexpr (!kInt2) {
-        const int next = walk.done() ? -1 : walk.page() % paged::kPatterns;
-        if (next != pattern) {
+        const int pattern = page % paged::kPatterns;
+        const int next_pattern = next < 0 ? -1 : next % paged::kPatterns;
+        if (next_pattern != pattern) {
           centre();
-          turn_sums<D>(p_, u_.kv, pattern, next, lane_, out_);
+          turn_sums<D>(p_, u_.kv, pattern, next_pattern, lane_, out_);
         }
       }
+      page = next;
+      next = after;
     }
     if constexpr (kInt2) {
       centre();
       const float weight[2] = {RowSoftmax::over_row(softmax_.sum[0]), RowSoftmax::over_row(softmax_.sum[1])};
       rotate_sums<D>(p_, u_.kv, queries_.own(), weight, lane_, out_);
     }
-    if (kInt2 || p_.layer.n_pairs > 0) queries_.load(constant_);
+    if (kInt2 || p_.layer.n_pairs > 0) queries_.load(constant);
     __syncthreads();  // exact tiles take the place of pages
   }
 
-  __device__ __forceinline__ void coded_tile(const PortablePages<D, kInt2>& pages, int number, int slots,
-                                             const float (&coded_sums)[2], int page) {
+  __device__ __forceinline__ void coded_tile(const PortablePages<D, kInt2>& pages, int number, int slots, int page) {
     const std::uint32_t table = pages.table(number) + static_cast<std::uint32_t>(lane_ % 4 * 8);  // of the lane's columns
-    float mean[8][4];
-    if (p_.layer.n_pairs > 0) {
-      mean_logits(queries_.own(), pages.table(number) + Memory::kMeans, reinterpret_cast<const uint4*>(p_.layer.mean_table),
-                  p_.layer.n_pairs / 16, p_.layer.n_fast_pairs / 16, lane_, constant_, mean);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) mean[j][i] = constant_[i / 2];
-      }
-    }
+    float start[2];
+    float sums[2];
+    queries_.load_rows(start, sums);
     float s[8][4];
-    key_product(queries_.own_coded(slots), coded_sums, pages.keys(number), slots, lane_, s);
+    key_product(queries_.own_coded(slots), sums, pages.keys(number), slots, lane_, s);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float2 factor = columns(table, j);
-      if constexpr (kInt2) {
-        const float2 offset = columns(table + Memory::kOffsets, j);
+      const float2 offset = kInt2 ? columns(table + Memory::kOffsets, j) : make_float2(0.0F, 0.0F);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) mean[j][i] = fmaf(coded_sums[i / 2], i % 2 == 0 ? offset.x : offset.y, mean[j][i]);
+      for (int i = 0; i < 4; ++i) {
+        const float from = kInt2 ? fmaf(sums[i / 2], i % 2 == 0 ? offset.x : offset.y, start[i / 2]) : start[i / 2];
+        s[j][i] = fmaf(s[j][i], i % 2 == 0 ? factor.x : factor.y, from);
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = fmaf(s[j][i], i % 2 == 0 ? factor.x : factor.y, mean[j][i]);
+    }
+    if (p_.layer.n_pairs > 0) {
+      add_means(queries_.own(), pages.table(number) + Memory::kMeans, reinterpret_cast<const uint4*>(p_.layer.mean_table),
+                p_.layer.n_pairs / 16, p_.layer.n_fast_pairs / 16, lane_, s);
     }
     if (p_.soft_cap > 0.0F) soft_cap(s, p_.soft_cap);
     const int first = page * kPageTokens;
@@ -214,11 +208,11 @@ class PortablePrefill {
     const int n = static_cast<int>(threadIdx.x) / 2;
     int flip = 0;
     const uint4* row = exact_row<D>(p_, u_, tile, tile_token(n), value, flip);
-    const uint4* from = row != nullptr ? row : reinterpret_cast<const uint4*>(p_.k);
+    const auto* from = reinterpret_cast<const std::uint8_t*>(row != nullptr ? row : reinterpret_cast<const uint4*>(p_.k));
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      const int piece = 2 * i + static_cast<int>(threadIdx.x) % 2;
-      copy_16_if(row != nullptr, exact_piece<D>(to, n, piece), row != nullptr ? from + (piece ^ flip) : from);
+      const int piece = i % 4 * 2 + static_cast<int>(threadIdx.x) % 2;
+      copy_16_if(row != nullptr, exact_piece<D>(to, n, i / 4, piece), from + i / 4 * 128 + (piece ^ flip) * 16);
     }
   }
 
@@ -291,7 +285,6 @@ class PortablePrefill {
   int lane_, warp_, row_;
   PortableQueries<D, kInt2> queries_;
   RowSoftmax softmax_;
-  float constant_[2];     // base-2 logit of the constant of coded keys
   float out_[D / 8][4];   // sums of values; in the coded tier in the basis of the codes, of digits in units of their fields
   float weight_[4] = {};  // sums of what digits were multiplied by
   float offset_[2] = {};  // `int2`: of offsets of values, the lane's own share

@@ -18,9 +18,11 @@ struct PortableMemory {
   static_assert(sizeof(PrefillUnit) <= 96);
   static constexpr std::uint32_t kUnit = 0;    // PrefillUnit
   static constexpr std::uint32_t kNorms = 96;  // float [warps] largest squared norm of a warp's queries
+  // float2 [rows] of codes: what all logits of a query row start from, and the sum of its coded query.
+  static constexpr std::uint32_t kRows = 128;
   // Queries as A fragments, [16 rows of a warp][steps of 16][32 lanes] 16 bytes; while codes of a layer with means are read, in
   // the order of pairs, see prefill_portable_queries.cuh.
-  static constexpr std::uint32_t kQueries = 128;
+  static constexpr std::uint32_t kQueries = kRows + kPortableRows * 8;
   static constexpr std::uint32_t kWarpQueries = 16 * D * 2;  // of one warp
   static constexpr std::uint32_t kTiers = kQueries + kPortableWarps * kWarpQueries;
 

@@ -21,7 +21,7 @@ class PortablePages {
         shared_(shared),
         slots_(slots),
         thread_(static_cast<int>(threadIdx.x)),
-        coded_unit_(coded_unit),
+        coded_unit_(p.layer.n_pairs > 0 ? 0.5F * coded_unit : coded_unit),  // see add_means()
         fetch_(u.first_page, u.last_page) {}
 
   // Shared addresses of a page's digits and of its table; number: how many came before.
@@ -33,16 +33,17 @@ class PortablePages {
     return shared_ + Memory::kTiers + static_cast<std::uint32_t>(number % 2) * Memory::kTable;
   }
 
-  // Starts the copy of the next page of the walk, by all threads.
-  __device__ __forceinline__ void fetch() {
-    if (fetch_.done()) return;
-    const std::int32_t page = __ldg(p_.page_table.at(u_.sequence, p_.page_columns, fetch_.page()));
+  // Starts the copy of the next page, by all threads; which one of the sequence, negative: there is none.
+  __device__ __forceinline__ int fetch(int number) {
+    if (fetch_.done()) return -1;
+    const int at = fetch_.page();
+    const std::int32_t page = __ldg(p_.page_table.at(u_.sequence, p_.page_columns, at));
     const std::uint8_t* from = p_.pages + static_cast<std::int64_t>(page) * p_.layer.page_bytes + p_.layer.head_offset[u_.kv];
-    const std::uint32_t to = keys(fetched_);
+    const std::uint32_t to = keys(number);
     const auto bytes = static_cast<int>(Memory::page_bytes(slots_));
     for (int i = 16 * thread_; i < bytes; i += 16 * kPortableThreads) copy_16(to + static_cast<std::uint32_t>(i), from + i);
     fetch_.next();
-    ++fetched_;
+    return at;
   }
 
   // Table of a page that is there, by all threads; page: of the sequence.
@@ -91,9 +92,8 @@ class PortablePages {
   const PrefillUnit& u_;
   std::uint32_t shared_;
   int slots_, thread_;
-  float coded_unit_;
+  float coded_unit_;  // of what is stored for the logits of a page
   PageWalk fetch_;
-  int fetched_ = 0;
 };
 
 }  // namespace oscar::cuda

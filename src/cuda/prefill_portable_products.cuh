@@ -67,7 +67,7 @@ __device__ __forceinline__ void key_product(std::uint32_t queries, const float (
   }
   const std::uint32_t words = keys + 16U * static_cast<std::uint32_t>(lane);
   std::uint32_t fragments = queries + 16U * static_cast<std::uint32_t>(lane);
-#pragma unroll 2
+#pragma unroll 1
   for (int pair = 0; pair < slots / 32; ++pair) {
     const uint4 w = load_shared_16(words + 512U * static_cast<std::uint32_t>(pair));
     key_step(s, load_shared_16(fragments), w.x, w.y);
@@ -105,10 +105,10 @@ __device__ __forceinline__ void value_product(const uint4 (&p)[4], std::uint32_t
   }
 }
 
-// Address of a 16-byte piece of a row of an exact tile.
+// Address of 16-byte piece 8 eight + piece of a row of an exact tile, piece below 8. A constant eight is a constant distance.
 template <int D>
-__device__ __forceinline__ std::uint32_t exact_piece(std::uint32_t tile, int row, int piece) {
-  return tile + static_cast<std::uint32_t>(row * (D * 2) + ((piece ^ (row & 7)) * 16));
+__device__ __forceinline__ std::uint32_t exact_piece(std::uint32_t tile, int row, int eight, int piece) {
+  return tile + static_cast<std::uint32_t>(row * (D * 2) + ((piece ^ row) & 7) * 16 + eight * 128);
 }
 
 // s = queries K^T of an exact tile.
@@ -119,14 +119,14 @@ __device__ __forceinline__ void exact_key_product(std::uint32_t queries, std::ui
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[j][i] = 0;
   }
-#pragma unroll 2
+#pragma unroll 1
   for (int step = 0; step < D / 16; ++step) {
     const uint4 a = load_shared_16(queries + 512U * static_cast<std::uint32_t>(step) + 16U * static_cast<std::uint32_t>(lane));
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       // Matrices: (tokens 8 j .., dimensions 0 .. 7 of the step), (the same, 8 .. 15), (tokens 8 (j + 1) .., ...).
       std::uint32_t b[4];
-      load_matrix(b, exact_piece<D>(keys, 8 * (j + lane / 16) + lane % 8, 2 * step + lane / 8 % 2));
+      load_matrix(b, exact_piece<D>(keys, 8 * (j + lane / 16) + lane % 8, step / 4, step % 4 * 2 + lane / 8 % 2));
       mma(s[j], a, b[0], b[1]);
       mma(s[j + 1], a, b[2], b[3]);
     }
@@ -143,20 +143,33 @@ __device__ __forceinline__ void exact_value_product(const uint4 (&p)[4], std::ui
     for (int j = 0; j < D / 8; j += 2) {
       // Matrices: (tokens 0 .. 7 of the group, dimensions 8 j ..), (tokens 8 .. 15, the same), (0 .. 7, 8 (j + 1) ..), ...
       std::uint32_t b[4];
-      load_matrix_transposed(b, exact_piece<D>(values, 16 * group + lane % 16, j + lane / 16));
+      load_matrix_transposed(b, exact_piece<D>(values, 16 * group + lane % 16, j / 8, j % 8 + lane / 16));
       mma(out[j], p[group], b[0], b[1]);
       mma(out[j + 1], p[group], b[2], b[3]);
     }
   }
 }
 
-// RoPE means of a page's keys: x[j] = Re(sum over pairs of c e^(i theta t)) + start of the row, c = (q1 - i q2)(m1 + i m2).
-// About the page's middle that is an even and an odd sum of 32 tokens, as in rope_means.cuh, here with tokens as columns.
+// RoPE means of a page's keys: x[j] = 2 x[j] + Re(sum over pairs of c e^(i theta t)), c = (q1 - i q2)(m1 + i m2). About the
+// page's middle that is an even and an odd sum of 32 tokens, as in rope_means.cuh, here with tokens as columns: sums and
+// differences of mirrored tokens, which lanes hold both, are what products are added to.
 // queries: the warp's, in the order of pairs; means: the page's m e^(i theta middle), scaled; table: LayerView::mean_table.
-__device__ __forceinline__ void mean_logits(std::uint32_t queries, std::uint32_t means, const uint4* table, int steps,
-                                            int fast_steps, int lane, const float (&start)[2], float (&x)[8][4]) {
-  float even[2][2][4] = {};  // [tokens x / 16][rows 8 r ..] of the page
-  float odd[2][2][4] = {};
+__device__ __forceinline__ void add_means(std::uint32_t queries, std::uint32_t means, const uint4* table, int steps,
+                                          int fast_steps, int lane, float (&x)[8][4]) {
+  const auto mirror = [&] {  // of 16 tokens each: groups 2 and 1, groups 3 and 0
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& later = x[4 + j][i];
+        float& earlier = x[(2 - j / 2 * 2) + j % 2][i];
+        const float sum = later + earlier;
+        earlier = later - earlier;
+        later = sum;
+      }
+    }
+  };
+  mirror();
   float still[2] = {};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -183,31 +196,24 @@ __device__ __forceinline__ void mean_logits(std::uint32_t queries, std::uint32_t
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint4 cosines = __ldg(table + (step * 4 + h) * 32 + lane);
+      mma(x[4 + 2 * h], real, cosines.x, cosines.z);
+      mma(x[5 + 2 * h], real, cosines.y, cosines.w);
       const uint4 sines = __ldg(table + (step * 4 + 2 + h) * 32 + lane);
-      mma(even[h][0], real, cosines.x, cosines.z);
-      mma(even[h][1], real, cosines.y, cosines.w);
-      mma(odd[h][0], imaginary, sines.x, sines.z);
-      mma(odd[h][1], imaginary, sines.y, sines.w);
+      mma(x[2 - 2 * h], imaginary, sines.x, sines.z);
+      mma(x[3 - 2 * h], imaginary, sines.y, sines.w);
     }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     still[r] += __shfl_xor_sync(~0U, still[r], 1);
     still[r] += __shfl_xor_sync(~0U, still[r], 2);
-    still[r] += start[r];
   }
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
+  for (int j = 4; j < 8; ++j) {
 #pragma unroll
-    for (int rows = 0; rows < 2; ++rows) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float both = even[h][rows][i] + still[i / 2];
-        x[2 * (2 + h) + rows][i] = both + odd[h][rows][i];
-        x[2 * (1 - h) + rows][i] = both - odd[h][rows][i];
-      }
-    }
+    for (int i = 0; i < 4; ++i) x[j][i] += still[i / 2];
   }
+  mirror();
 }
 
 }  // namespace oscar::cuda

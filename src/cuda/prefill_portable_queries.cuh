@@ -19,16 +19,7 @@ class PortableQueries {
 
  public:
   __device__ PortableQueries(const PrefillParams& p, const PrefillUnit& u, std::uint32_t shared, int warp, int lane)
-      : p_(p), u_(u), shared_(shared), warp_(warp), lane_(lane), model_(shared + Memory::kQueries) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = 16 * warp + lane / 4 + 8 * r;
-      if (row >= u.rows) continue;
-      const int at = u.first_row + row;
-      const std::int64_t token = u.first_token + at / p.group;
-      row_[r] = p.q + ((token * p.layer.n_head_kv + u.kv) * p.group + at % p.group) * D;
-    }
-  }
+      : p_(p), u_(u), shared_(shared), warp_(warp), lane_(lane), model_(shared + Memory::kQueries) {}
 
   // Addresses of the warp's fragments.
   [[nodiscard]] __device__ std::uint32_t own() const {
@@ -41,6 +32,7 @@ class PortableQueries {
   // The warp's rows in the model's basis. logit: of its two rows with the constant of coded keys.
   __device__ __forceinline__ void load(float (&logit)[2]) {
     const float* constant = p_.layer.key_constant + u_.kv * D + lane_ % 4 * 2;
+    const __half* const rows[2] = {row(0), row(1)};
     float squares[2] = {};
     logit[0] = logit[1] = 0;
     __syncwarp();
@@ -54,7 +46,7 @@ class PortableQueries {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           std::uint32_t& word = words[2 * half + r];
-          word = row_[r] != nullptr ? __ldg(reinterpret_cast<const std::uint32_t*>(row_[r] + d + lane_ % 4 * 2)) : 0U;
+          word = rows[r] != nullptr ? __ldg(reinterpret_cast<const std::uint32_t*>(rows[r] + d + lane_ % 4 * 2)) : 0U;
           const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&word));
           logit[r] += x.x * c.x + x.y * c.y;
           squares[r] += x.x * x.x + x.y * x.y;
@@ -128,20 +120,35 @@ class PortableQueries {
     }
     return ldexpf(1.0F, exponent);
   }
-  // Sums of the coordinates of the lane's two coded rows, as they were rounded.
-  __device__ __forceinline__ void coded_sums(int slots, float (&sum)[2]) const {
-    float both[4] = {};
+  // What logits of codes start from, of the warp's rows: logit, and the sums of coded queries, as they were rounded. After
+  // transform() and a barrier of the block.
+  __device__ __forceinline__ void store_rows(int slots, const float (&logit)[2]) const {
+    float sum[4] = {};
     for (int step = 0; step < slots / 16; ++step) {
       const uint4 a = load_shared_16(own_coded(slots) + static_cast<std::uint32_t>(512 * step + 16 * lane_));
-      mma(both, a, kTwoOnes, kTwoOnes);
+      mma(sum, a, kTwoOnes, kTwoOnes);
     }
-    sum[0] = both[0];
-    sum[1] = both[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (lane_ % 4 != 0) continue;
+      store_shared_float(row_data(r), logit[r]);
+      store_shared_float(row_data(r) + 4U, sum[2 * r]);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void load_rows(float (&logit)[2], float (&sum)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint2 both = load_shared_8(row_data(r));
+      logit[r] = __uint_as_float(both.x);
+      sum[r] = __uint_as_float(both.y);
+    }
   }
 
   // The warp's rows in the order of pairs, in place of the model's form.
   __device__ __forceinline__ void order_by_pairs() const {
     const std::uint16_t* pairs = p_.layer.pair + lane_ % 4 * 4;
+    const __half* const rows[2] = {row(0), row(1)};
     __syncwarp();
     for (int step = 0; step < p_.layer.n_pairs / 16; ++step) {
 #pragma unroll
@@ -149,10 +156,10 @@ class PortableQueries {
         std::uint32_t words[4] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          if (row_[r] == nullptr) continue;
+          if (rows[r] == nullptr) continue;
           const ushort4 at = __ldg(reinterpret_cast<const ushort4*>(pairs + 32 * step + 16 * half));
-          words[2 * half] = both(row_[r], at.x, at.z);
-          words[2 * half + 1] = both(row_[r], at.y, at.w);
+          words[2 * half] = both(rows[r], at.x, at.z);
+          words[2 * half + 1] = both(rows[r], at.y, at.w);
         }
         store_shared_16(own() + static_cast<std::uint32_t>((2 * step + r) * 512 + 16 * lane_),
                         make_uint4(words[0], words[1], words[2], words[3]));
@@ -162,6 +169,17 @@ class PortableQueries {
   }
 
  private:
+  // The lane's row g + 8 r in q, null: none.
+  [[nodiscard]] __device__ const __half* row(int r) const {
+    const int row = 16 * warp_ + lane_ / 4 + 8 * r;
+    if (row >= u_.rows) return nullptr;
+    const int at = u_.first_row + row;
+    const std::int64_t token = u_.first_token + at / p_.group;
+    return p_.q + ((token * p_.layer.n_head_kv + u_.kv) * p_.group + at % p_.group) * D;
+  }
+  [[nodiscard]] __device__ std::uint32_t row_data(int r) const {
+    return shared_ + Memory::kRows + static_cast<std::uint32_t>(8 * (16 * warp_ + lane_ / 4 + 8 * r));
+  }
   static __device__ __forceinline__ float over_row(float x) {
     x += __shfl_xor_sync(~0U, x, 1);
     return x + __shfl_xor_sync(~0U, x, 2);
@@ -179,7 +197,6 @@ class PortableQueries {
   std::uint32_t shared_;
   int warp_, lane_;
   std::uint32_t model_;
-  const __half* row_[2] = {nullptr, nullptr};
 };
 
 }  // namespace oscar::cuda

@@ -298,6 +298,24 @@ std::vector<Case> cases(bool quick) {
   add("D 128, group 7, soft cap", 128, {128, 96}, 1, {7, 64, 256, {}, 0, false, 1, 2.5F}, {400, 3}, {64, 20});
   add("D 128, ids of 64 bits", 128, uneven, 1, {4}, {650, 333, 0}, {17, 64, 3});
   list.back().wide = test::Wide::both;
+  // Those of the portable kernel alone.
+  const auto add_int2 = [&](const char* name, int dim, int heads, double mean, WorldShape shape, bool values_mean,
+                            const std::vector<int>& prefixes, std::vector<int> chunks, std::size_t far = 0) {
+    add(name, dim, std::vector<int>(size_of(heads), dim), mean, std::move(shape), prefixes, std::move(chunks), far);
+    list.back().int2 = true;
+    list.back().values_mean = values_mean;
+  };
+  const auto add_portable = [&](const char* name, int dim, std::vector<int> slots, double mean, WorldShape shape,
+                                const std::vector<int>& prefixes, std::vector<int> chunks, std::size_t far = 0) {
+    add(name, dim, std::move(slots), mean, std::move(shape), prefixes, std::move(chunks), far);
+    list.back().portable = true;
+  };
+  add_int2("int2, D 128, window borders", 128, 2, 0, {4}, false, {1, 64, 319, 320, 321}, {17, 1, 17, 64, 3});
+  add_int2("int2, D 64, group 3, both means", 64, 2, 1, {3, 16, 40, {}, 0, true}, true, {400, 0, 97}, {17, 30, 1});
+  add_int2("int2, D 256, mean, soft cap", 256, 1, 1, {2, 64, 256, {}, 0, false, 1, 2.5F}, true, {500}, {20});
+  add("D 256, no mean", 256, {256}, 0, {4}, {400}, {17});
+  add("D 256, uneven heads, mean, sink logits", 256, {80, 304}, 1, {2, 16, 40, {}, 0, true}, {300, 3}, {20, 9});
+  add_portable("D 128, portable, window borders", 128, {128, 80}, 1, {4}, {1, 63, 65, 319, 320, 321}, {17, 64, 5, 17, 64, 3});
   if (quick) return list;
   add("D 128, all prefixes, chunks of 333", 128, {128, 112}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
       std::vector<int>(9, 333));
@@ -322,6 +340,30 @@ std::vector<Case> cases(bool quick) {
   add("D 128, no sink, recent 1", 128, {128, 96}, 0, {1, 0, 1}, {700, 4}, {64, 17});
   add("D 128, no sink, recent 1, long chunk", 128, {128, 96}, 1, {4, 0, 1}, {700}, {600});
   add("D 128, pages past 2^32 bytes", 128, eight, 0, {4}, {3000, 2000}, {17, 333}, 5'000'000'000);
+  add_int2("int2, D 128, all prefixes", 128, 2, 1, {4}, false, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
+           std::vector<int>(9, 333));
+  add_int2("int2, D 128, batch of 17, ragged", 128, 8, 0, {4}, true,
+           {0, 1, 63, 64, 65, 320, 321, 640, 1000, 1001, 1500, 2000, 2001, 2047, 2048, 2049, 3000},
+           {1, 5, 64, 63, 65, 0, 100, 1, 17, 333, 2, 3, 4, 0, 7, 90, 64});
+  add_int2("int2, D 128, group 16, sink logits", 128, 2, 1, {16, 64, 256, {}, 0, true}, true, {5000, 3}, {333, 17});
+  add_int2("int2, D 64, group 7, soft cap", 64, 3, 1, {7, 64, 256, {}, 0, false, 1, 1.5F}, true, {5000, 400}, {64, 100});
+  add_int2("int2, D 256, long", 256, 2, 1, {8}, true, {6000, 401}, {333, 64});
+  add_int2("int2, D 128, no sink, recent 1", 128, 2, 0, {4, 0, 1}, false, {700, 4}, {600, 17});
+  add_int2("int2, D 128, pages past 2^32 bytes", 128, 8, 0, {4}, false, {3000, 2000}, {17, 333}, 5'000'000'000);
+  add("D 256, all prefixes", 256, {256, 240}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000}, std::vector<int>(9, 100));
+  add("D 256, chunk of 1500, no mean", 256, {256, 304}, 0, {2}, {2000}, {1500});
+  add("D 256, group 16, soft cap", 256, {128, 256}, 1, {16, 64, 256, {}, 0, false, 1, 2.5F}, {5000, 3}, {64, 100});
+  add("D 256, 60000 tokens", 256, {256}, 1, {1}, {60000}, {70});
+  add_portable("D 128, portable, all prefixes", 128, {128, 112}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
+               std::vector<int>(9, 333));
+  add_portable("D 128, portable, chunk of 1500", 128, {128, 128}, 1, {4}, {2000}, {1500});
+  add_portable("D 128, portable, large mean", 128, {128, 128}, 10, {4}, {9000, 5000}, {70, 333});
+  add_portable("D 128, portable, 60000 tokens", 128, {128, 128}, 1, {1}, {60000}, {130});
+  add_portable("D 128, portable, group 16, ragged", 128, uneven, 1, {16, 64, 256, {}, 0, true}, {5000, 3, 321, 64},
+               {333, 17, 1, 64});
+  add_portable("D 64, portable, group 7, soft cap", 64, {64, 48}, 1, {7, 64, 256, {}, 0, false, 1, 1.5F}, {5000, 321},
+               {333, 64});
+  add_portable("D 128, portable, no sink, recent 1", 128, {128, 96}, 1, {4, 0, 1}, {700}, {600});
   return list;
 }
 
@@ -338,6 +380,8 @@ int main(int argc, char** argv) {
   int failed = 0;
   try {
     for (const Case& c : cases(quick)) {
+      // Where there is no other kernel than the portable one, all cases are its own.
+      if (c.portable && cuda::current_device().major != 9) continue;
       if (std::string(c.name).find(only) != std::string::npos) failed += static_cast<int>(!run_case(c, quick));
     }
   } catch (const std::exception& e) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "cuda/dependent_launch.cuh"
 
@@ -39,9 +40,13 @@ inline void store_shared_float(std::uint32_t address, float v) { store_shared(ad
 inline void store_shared_float4(std::uint32_t address, float4 v) { store_shared(address, v); }
 inline void store_shared_16(std::uint32_t address, uint4 v) { store_shared(address, v); }
 
-inline float half_of(std::uint32_t word, int part) {
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> (16 * part))));
-}
+// Of all bits of a half.
+inline const std::vector<float> half_values = [] {
+  std::vector<float> all(1U << 16);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(i)));
+  return all;
+}();
+inline float half_of(std::uint32_t word, int part) { return half_values[word >> (16 * part) & 0xFFFFU]; }
 
 // d += a b, a [16, 16] and b [16, 8] binary16, d [16, 8] binary32. Lane 4 g + t has rows g and g + 8 of a and d and column g
 // of b; columns 2 t, 2 t + 1 (and 2 t + 8, 2 t + 9) of a and d, such rows of b.
