@@ -13,19 +13,21 @@ using paged::kPageTokens;
 // Token in column n of a tile: the order of a page's rows (paged::token_row), also for exact tiles.
 __device__ __forceinline__ int tile_token(int n) { return n < kPageTokens / 2 ? n ^ 15 : n; }
 
-// Pages first .. last - 1 of the coded tier, those of one pattern of signs after the other.
+// Of pages first .. last - 1, those of one pattern of signs after the other, the one after `page`; last: there is none.
+__device__ __forceinline__ int page_after(int page, int first, int last) {
+  if (page + paged::kPatterns < last) return page + paged::kPatterns;
+  // The next series begins one page further than this one.
+  const int series = (page - first) % paged::kPatterns + 1;
+  return series < paged::kPatterns ? min(first + series, last) : last;
+}
+
+// Pages first .. last - 1 of the coded tier in that order.
 class PageWalk {
  public:
   __device__ PageWalk(int first, int last) : first_(first), last_(last), page_(first) {}
   [[nodiscard]] __device__ bool done() const { return page_ >= last_; }
   [[nodiscard]] __device__ int page() const { return page_; }
-  __device__ void next() {
-    page_ += paged::kPatterns;
-    if (page_ < last_) return;
-    // The next series begins one page further than this one.
-    const int series = (page_ - first_) % paged::kPatterns + 1;
-    page_ = series < paged::kPatterns ? first_ + series : last_;
-  }
+  __device__ void next() { page_ = page_after(page_, first_, last_); }
 
  private:
   int first_, last_, page_;

@@ -23,8 +23,9 @@ class PortablePrefill {
       : p_(p),
         u_(u),
         shared_(shared),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        warp_(static_cast<int>(threadIdx.x) / 32),
+        thread_(static_cast<int>(threadIdx.x)),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32),
         row_(16 * warp_ + lane_ / 4),
         queries_(p, u, shared, warp_, lane_) {}
 
@@ -37,6 +38,10 @@ class PortablePrefill {
     float constant[2];
     queries_.load(constant);
     if (u_.last_page > u_.first_page) coded(constant);
+    thread_ = computed_anew(thread_);
+    lane_ = thread_ % 32;
+    warp_ = thread_ / 32;
+    row_ = 16 * warp_ + lane_ / 4;
     exact();
     store();
   }
@@ -60,22 +65,22 @@ class PortablePrefill {
     }
     queries_.store_rows(slots, constant);
     pages.make_table(0, page);
-    for (int number = 0; page >= 0; ++number) {
-      copies_arrived();
-      __syncthreads();
-      const int after = pages.fetch(number + 2);
-      if (next >= 0) pages.make_table(number + 1, next);
-      coded_tile(pages, number, slots, page);
+    for (int number = 0; page >= 0;) {
+      const int pattern = page % paged::kPatterns;
+      do {
+        copies_arrived();
+        __syncthreads();
+        const int after = pages.fetch(number + 2);
+        if (next >= 0) pages.make_table(number + 1, next);
+        coded_tile(pages, number, slots, page);
+        page = next;
+        next = after;
+        ++number;
+      } while (page >= 0 && (kInt2 || page % paged::kPatterns == pattern));
       if constexpr (!kInt2) {
-        const int pattern = page % paged::kPatterns;
-        const int next_pattern = next < 0 ? -1 : next % paged::kPatterns;
-        if (next_pattern != pattern) {
-          centre();
-          turn_sums<D>(p_, u_.kv, pattern, next_pattern, lane_, out_);
-        }
+        centre();
+        turn_sums<D>(p_, u_.kv, pattern, page < 0 ? -1 : page % paged::kPatterns, lane_, out_);
       }
-      page = next;
-      next = after;
     }
     if constexpr (kInt2) {
       centre();
@@ -205,14 +210,14 @@ class PortablePrefill {
   }
   // Two threads per row, in the order of a page's columns; zeros where no query of the block reads.
   __device__ __forceinline__ void fetch_rows(int tile, bool value, std::uint32_t to) const {
-    const int n = static_cast<int>(threadIdx.x) / 2;
+    const int n = thread_ / 2;
     int flip = 0;
     const uint4* row = exact_row<D>(p_, u_, tile, tile_token(n), value, flip);
     const auto* from = reinterpret_cast<const std::uint8_t*>(row != nullptr ? row : reinterpret_cast<const uint4*>(p_.k));
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      const int piece = i % 4 * 2 + static_cast<int>(threadIdx.x) % 2;
-      copy_16_if(row != nullptr, exact_piece<D>(to, n, i / 4, piece), from + i / 4 * 128 + (piece ^ flip) * 16);
+      const int piece = i % 4 * 2 + thread_ % 2;
+      copy_16_if(row != nullptr, exact_piece<D>(to, 0, n, i / 4, piece), from + i / 4 * 128 + (piece ^ flip) * 16);
     }
   }
 
@@ -282,7 +287,7 @@ class PortablePrefill {
   const PrefillParams& p_;
   const PrefillUnit& u_;
   std::uint32_t shared_;
-  int lane_, warp_, row_;
+  int thread_, lane_, warp_, row_;
   PortableQueries<D, kInt2> queries_;
   RowSoftmax softmax_;
   float out_[D / 8][4];   // sums of values; in the coded tier in the basis of the codes, of digits in units of their fields
@@ -293,7 +298,7 @@ class PortablePrefill {
 
 // Blocks of a multiprocessor at a time, by registers.
 template <int D>
-inline constexpr int kPortableBlocks = D == 64 ? 4 : (D == 128 ? 3 : 2);
+inline constexpr int kPortableBlocks = D <= 128 ? 3 : 2;
 
 template <int D, bool kInt2>
 __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks<D>)

@@ -16,8 +16,9 @@ template <int D, bool kInt2>
 struct PortableMemory {
   static constexpr paged::PageCodec kCodec = kInt2 ? paged::PageCodec::int2 : paged::PageCodec::spectral;
   static_assert(sizeof(PrefillUnit) <= 96);
-  static constexpr std::uint32_t kUnit = 0;    // PrefillUnit
-  static constexpr std::uint32_t kNorms = 96;  // float [warps] largest squared norm of a warp's queries
+  static constexpr std::uint32_t kUnit = 0;         // PrefillUnit
+  static constexpr std::uint32_t kNorms = 96;       // float [warps] largest squared norm of a warp's queries
+  static constexpr std::uint32_t kCodedUnit = 112;  // float: of logits of codes, as a page's table has them
   // float2 [rows] of codes: what all logits of a query row start from, and the sum of its coded query.
   static constexpr std::uint32_t kRows = 128;
   // Queries as A fragments, [16 rows of a warp][steps of 16][32 lanes] 16 bytes; while codes of a layer with means are read, in

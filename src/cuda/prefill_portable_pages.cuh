@@ -16,13 +16,11 @@ class PortablePages {
  public:
   // coded_unit: what PortableQueries::transform() returned.
   __device__ PortablePages(const PrefillParams& p, const PrefillUnit& u, std::uint32_t shared, int slots, float coded_unit)
-      : p_(p),
-        u_(u),
-        shared_(shared),
-        slots_(slots),
-        thread_(static_cast<int>(threadIdx.x)),
-        coded_unit_(p.layer.n_pairs > 0 ? 0.5F * coded_unit : coded_unit),  // see add_means()
-        fetch_(u.first_page, u.last_page) {}
+      : p_(p), u_(u), shared_(shared), slots_(slots), thread_(static_cast<int>(threadIdx.x)), next_(u.first_page) {
+    const float unit = p.layer.n_pairs > 0 ? 0.5F * coded_unit : coded_unit;  // see add_means()
+    if (thread_ == 0) store_shared_float(shared + Memory::kCodedUnit, unit);
+    load_id();
+  }
 
   // Shared addresses of a page's digits and of its table; number: how many came before.
   [[nodiscard]] __device__ std::uint32_t keys(int number) const {
@@ -35,27 +33,30 @@ class PortablePages {
 
   // Starts the copy of the next page, by all threads; which one of the sequence, negative: there is none.
   __device__ __forceinline__ int fetch(int number) {
-    if (fetch_.done()) return -1;
-    const int at = fetch_.page();
-    const std::int32_t page = __ldg(p_.page_table.at(u_.sequence, p_.page_columns, at));
-    const std::uint8_t* from = p_.pages + static_cast<std::int64_t>(page) * p_.layer.page_bytes + p_.layer.head_offset[u_.kv];
+    const int last = u_.last_page;
+    if (next_ >= last) return -1;
+    const int page = next_;
+    const std::uint8_t* from = p_.pages + static_cast<std::int64_t>(id_) * p_.layer.page_bytes + p_.layer.head_offset[u_.kv];
+    next_ = page_after(page, u_.first_page, last);
+    if (next_ < last) load_id();
     const std::uint32_t to = keys(number);
     const auto bytes = static_cast<int>(Memory::page_bytes(slots_));
     for (int i = 16 * thread_; i < bytes; i += 16 * kPortableThreads) copy_16(to + static_cast<std::uint32_t>(i), from + i);
-    fetch_.next();
-    return at;
+    return page;
   }
 
   // Table of a page that is there, by all threads; page: of the sequence.
   __device__ __forceinline__ void make_table(int number, int page) const {
+    const int thread = computed_anew(thread_);
     const std::uint32_t to = table(number);
     const std::uint32_t row_data = values(number) + paged::value_bytes(D);
-    const bool is_value = thread_ >= kPageTokens;
-    const int column = thread_ % kPageTokens;
+    const bool is_value = thread >= kPageTokens;
+    const int column = thread % kPageTokens;
     const int group = column / 16;
     const int row = column % 16;
-    const float key_unit = coded_unit_ * field_unit(group);
-    const std::uint32_t at = to + 4U * static_cast<std::uint32_t>(thread_);
+    const float coded_unit = load_shared_float(shared_ + Memory::kCodedUnit);
+    const float key_unit = coded_unit * field_unit(group);
+    const std::uint32_t at = to + 4U * static_cast<std::uint32_t>(thread);
     if constexpr (kInt2) {
       // Tokens that no query reads as codes may hold anything, NaN included.
       const int position = page * kPageTokens + tile_token(column);
@@ -66,9 +67,9 @@ class PortablePages {
       const float step = read ? both.x : 0.0F;
       const float middle = read ? fmaf(1.5F, both.x, both.y) : 0.0F;  // of the codes, which are counted from there
       store_shared_float(at, is_value ? step : step * key_unit);
-      store_shared_float(at + Memory::kOffsets, is_value ? middle : middle * coded_unit_);
+      store_shared_float(at + Memory::kOffsets, is_value ? middle : middle * coded_unit);
       const float most = warp_max(step);
-      if (thread_ % 32 == 0) store_shared_float(to + Memory::kSteps + 4U * static_cast<std::uint32_t>(thread_ / 32), most);
+      if (thread % 32 == 0) store_shared_float(to + Memory::kSteps + 4U * static_cast<std::uint32_t>(thread / 32), most);
     } else {
       const std::uint32_t four = load_shared_4(row_data + static_cast<std::uint32_t>((is_value ? kPageTokens : 0) + 4 * row));
       const std::uint32_t gain = four >> (8 * group) & (is_value ? paged::kValueGains - 1U : 0xFFU);
@@ -77,7 +78,7 @@ class PortablePages {
       store_shared_float(at, gain == 0 ? 0.0F : factor);
     }
     // m e^(i theta middle) of pairs 2 i and 2 i + 1: real parts, imaginary parts.
-    for (int i = thread_; i < p_.layer.n_pairs; i += kPortableThreads) {
+    for (int i = thread; i < p_.layer.n_pairs; i += kPortableThreads) {
       const float2 by = turn_by(p_.layer.turns[i] * (page * kPageTokens + (kPageTokens - 1) / 2.0));
       const float2 m = __ldg(reinterpret_cast<const float2*>(p_.layer.mean) + u_.kv * p_.layer.n_pairs + i);
       const float scale = p_.scale * kLog2E;
@@ -88,12 +89,15 @@ class PortablePages {
   }
 
  private:
+  __device__ __forceinline__ void load_id() { id_ = __ldg(p_.page_table.at(u_.sequence, p_.page_columns, next_)); }
+
   const PrefillParams& p_;
   const PrefillUnit& u_;
   std::uint32_t shared_;
   int slots_, thread_;
-  float coded_unit_;  // of what is stored for the logits of a page
-  PageWalk fetch_;
+  float coded_unit_;     // of what is stored for the logits of a page
+  int next_;             // page that is to be fetched
+  std::int32_t id_ = 0;  // its id, asked for one page earlier
 };
 
 }  // namespace oscar::cuda

@@ -105,10 +105,12 @@ __device__ __forceinline__ void value_product(const uint4 (&p)[4], std::uint32_t
   }
 }
 
-// Address of 16-byte piece 8 eight + piece of a row of an exact tile, piece below 8. A constant eight is a constant distance.
+// Address of 16-byte piece 8 eight + piece, piece below 8, of a row of an exact tile; rows come after `first`, a multiple of 8.
+// Constants `first` and `eight` are a constant distance.
 template <int D>
-__device__ __forceinline__ std::uint32_t exact_piece(std::uint32_t tile, int row, int eight, int piece) {
-  return tile + static_cast<std::uint32_t>(row * (D * 2) + ((piece ^ row) & 7) * 16 + eight * 128);
+__device__ __forceinline__ std::uint32_t exact_piece(std::uint32_t tile, int first, int row, int eight, int piece) {
+  return tile + static_cast<std::uint32_t>(row * (D * 2) + ((piece ^ row) & 7) * 16) +
+         static_cast<std::uint32_t>(first * (D * 2) + eight * 128);
 }
 
 // s = queries K^T of an exact tile.
@@ -126,7 +128,7 @@ __device__ __forceinline__ void exact_key_product(std::uint32_t queries, std::ui
     for (int j = 0; j < 8; j += 2) {
       // Matrices: (tokens 8 j .., dimensions 0 .. 7 of the step), (the same, 8 .. 15), (tokens 8 (j + 1) .., ...).
       std::uint32_t b[4];
-      load_matrix(b, exact_piece<D>(keys, 8 * (j + lane / 16) + lane % 8, step / 4, step % 4 * 2 + lane / 8 % 2));
+      load_matrix(b, exact_piece<D>(keys, 8 * j, lane / 16 * 8 + lane % 8, step / 4, step % 4 * 2 + lane / 8 % 2));
       mma(s[j], a, b[0], b[1]);
       mma(s[j + 1], a, b[2], b[3]);
     }
@@ -143,7 +145,7 @@ __device__ __forceinline__ void exact_value_product(const uint4 (&p)[4], std::ui
     for (int j = 0; j < D / 8; j += 2) {
       // Matrices: (tokens 0 .. 7 of the group, dimensions 8 j ..), (tokens 8 .. 15, the same), (0 .. 7, 8 (j + 1) ..), ...
       std::uint32_t b[4];
-      load_matrix_transposed(b, exact_piece<D>(values, 16 * group + lane % 16, j / 8, j % 8 + lane / 16));
+      load_matrix_transposed(b, exact_piece<D>(values, 16 * group, lane % 16, j / 8, j % 8 + lane / 16));
       mma(out[j], p[group], b[0], b[1]);
       mma(out[j + 1], p[group], b[2], b[3]);
     }

@@ -162,6 +162,12 @@ __device__ __forceinline__ void copy_16_if(bool wanted, std::uint32_t to, const 
 // All copies of 16 bytes that the calling thread has asked for are there; a barrier shows them to others.
 __device__ __forceinline__ void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// What follows from x is computed where it is used, instead of being kept in registers.
+__device__ __forceinline__ int computed_anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // What this thread has seen of others' writes and its own: others on the device see it who see what it writes from now on.
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
