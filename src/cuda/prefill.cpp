@@ -39,7 +39,7 @@ void check_arguments(const PrefillArgs& a) {
 }
 
 cudaError_t launch(PrefillKernel kernel, PrefillParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
-  if (kernel == PrefillKernel::by_device && has_wgmma_kernel(p.layer, device.major)) {
+  if (kernel == PrefillKernel::wgmma) {
     return p.layer.head_dim == 64 ? launch_prefill_64(p, device.id, stream, fits)
                                   : launch_prefill_128(p, device.id, stream, fits);
   }
@@ -55,9 +55,15 @@ cudaError_t launch(PrefillKernel kernel, PrefillParams& p, const DeviceLimits& d
 
 }  // namespace
 
-void prefill(const PrefillArgs& args, cudaStream_t stream) { prefill_with(PrefillKernel::by_device, args, stream); }
+PrefillKernel choose_prefill_kernel(const LayerView& layer, int major) {
+  if (major < 8) fail("cuda prefill: a GPU of compute capability {}.x; 8.0 or later is needed", major);
+  return major == 9 && layer.codec == paged::PageCodec::spectral && layer.head_dim <= 128 ? PrefillKernel::wgmma
+                                                                                          : PrefillKernel::portable;
+}
 
-void prefill_with(PrefillKernel kernel, const PrefillArgs& args, cudaStream_t stream) {
+void prefill(const PrefillArgs& args, cudaStream_t stream) { prefill_with(std::nullopt, args, stream); }
+
+void prefill_with(std::optional<PrefillKernel> kernel, const PrefillArgs& args, cudaStream_t stream) {
   check_arguments(args);
   PrefillParams p{};
   p.layer = *args.layer;
@@ -87,9 +93,9 @@ void prefill_with(PrefillKernel kernel, const PrefillArgs& args, cudaStream_t st
   p.lse = args.lse;
   const DeviceLimits& device = current_device();
   p.shared_bytes = device.shared_bytes;
-  if (device.major < 8) fail("cuda prefill: a GPU of compute capability {}.x; 8.0 or later is needed", device.major);
+  const PrefillKernel by_device = choose_prefill_kernel(p.layer, device.major);
   bool fits = true;
-  check(launch(kernel, p, device, stream, &fits), "the launch of a prefill");
+  check(launch(kernel.value_or(by_device), p, device, stream, &fits), "the launch of a prefill");
   if (!fits) fail("cuda prefill: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
 }
 

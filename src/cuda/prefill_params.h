@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "cuda/device.h"
 #include "cuda/id_words.h"
@@ -44,12 +45,11 @@ cudaError_t launch_portable_prefill_64(PrefillParams& params, int device, cudaSt
 cudaError_t launch_portable_prefill_128(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
 cudaError_t launch_portable_prefill_256(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
 
-// For checks and benchmarks: prefill() with a kernel of choice. by_device: what prefill() takes.
-enum class PrefillKernel { by_device, portable };
-// Whether prefill() takes the kernel of compute capability 9.0, on a GPU of capability `major`.x.
-[[nodiscard]] constexpr bool has_wgmma_kernel(const LayerView& layer, int major) {
-  return major == 9 && layer.codec == paged::PageCodec::spectral && layer.head_dim <= 128;
-}
-void prefill_with(PrefillKernel kernel, const PrefillArgs& args, cudaStream_t stream);
+// wgmma: of compute capability 9.0, `spectral`, head_dim 64 and 128. portable: all else.
+enum class PrefillKernel { wgmma, portable };
+// Which one prefill() takes on a GPU of compute capability `major`.x. Throws Error where none serves.
+PrefillKernel choose_prefill_kernel(const LayerView& layer, int major);
+// prefill() with a kernel of choice among those that serve, for checks and benchmarks; none: choose_prefill_kernel()'s.
+void prefill_with(std::optional<PrefillKernel> kernel, const PrefillArgs& args, cudaStream_t stream);
 
 }  // namespace oscar::cuda

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -111,7 +112,8 @@ Inputs inputs_of(const PagedWorld& world, const std::vector<int>& chunks) {
 
 class OnDevice {
  public:
-  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide, cuda::PrefillKernel kernel)
+  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide,
+           std::optional<cuda::PrefillKernel> kernel)
       : kernel_(kernel),
         tables_(world.int2_tables() != nullptr ? std::make_unique<cuda::LayerTables>(*world.int2_tables())
                                                : std::make_unique<cuda::LayerTables>(world.tables())),
@@ -171,7 +173,7 @@ class OnDevice {
     return static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
   }
 
-  cuda::PrefillKernel kernel_;
+  std::optional<cuda::PrefillKernel> kernel_;
   std::unique_ptr<cuda::LayerTables> tables_;
   DeviceArray<std::uint16_t> q_, k_, v_, blocks_, out_;
   DeviceArray<std::int32_t> query_start_, lengths_;
@@ -258,7 +260,7 @@ bool run_case(const Case& c, bool quick) {
   shape.queries = *std::max_element(c.chunks.begin(), c.chunks.end());
   const PagedWorld world = c.int2 ? PagedWorld(int2_tables, shape, 11) : PagedWorld(tables, shape, 11);
   const Inputs in = inputs_of(world, c.chunks);
-  OnDevice device(world, in, c.far_bytes, c.wide, c.portable ? cuda::PrefillKernel::portable : cuda::PrefillKernel::by_device);
+  OnDevice device(world, in, c.far_bytes, c.wide, c.portable ? std::optional(cuda::PrefillKernel::portable) : std::nullopt);
   device.run();
   check(cudaDeviceSynchronize(), c.name);
   const std::vector<std::uint16_t> out = device.out();
