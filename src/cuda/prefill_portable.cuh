@@ -85,7 +85,7 @@ class PortablePrefill {
     if constexpr (kInt2) {
       centre();
       const float weight[2] = {RowSoftmax::over_row(softmax_.sum[0]), RowSoftmax::over_row(softmax_.sum[1])};
-      rotate_sums<D>(p_, u_.kv, queries_.own(), weight, lane_, out_);
+      rotate_sums<D>(p_, u_.kv, queries_.own(), weight, computed_anew(lane_), out_);
     }
     if (kInt2 || p_.layer.n_pairs > 0) queries_.load(constant);
     __syncthreads();  // exact tiles take the place of pages
@@ -96,6 +96,11 @@ class PortablePrefill {
     float start[2];
     float sums[2];
     queries_.load_rows(start, sums);
+    const bool has_means = p_.layer.n_pairs > 0;
+    const bool is_capped = p_.soft_cap > 0.0F;
+    // Logits relative to the softmax's base; two of them are added to each other where there are means.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) start[r] -= is_capped ? 0.0F : (has_means ? 0.5F : 1.0F) * softmax_.base(r);
     float s[8][4];
     key_product(queries_.own_coded(slots), sums, pages.keys(number), slots, lane_, s);
 #pragma unroll
@@ -108,11 +113,11 @@ class PortablePrefill {
         s[j][i] = fmaf(s[j][i], i % 2 == 0 ? factor.x : factor.y, from);
       }
     }
-    if (p_.layer.n_pairs > 0) {
+    if (has_means) {
       add_means(queries_.own(), pages.table(number) + Memory::kMeans, reinterpret_cast<const uint4*>(p_.layer.mean_table),
                 p_.layer.n_pairs / 16, p_.layer.n_fast_pairs / 16, lane_, s);
     }
-    if (p_.soft_cap > 0.0F) soft_cap(s, p_.soft_cap);
+    if (is_capped) softmax_.soft_cap(s, p_.soft_cap);
     const int first = page * kPageTokens;
     if (first < p_.sink || first + kPageTokens - 1 > u_.oldest - p_.recent) {
       Range seen[2];
@@ -187,12 +192,14 @@ class PortablePrefill {
       fetch_rows(tile, true, values);
       float s[8][4];
       exact_key_product<D>(queries_.own(), keys, lane_, s);
+      const bool is_capped = p_.soft_cap > 0.0F;
+      const float base[2] = {is_capped ? 0.0F : softmax_.base(0), is_capped ? 0.0F : softmax_.base(1)};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
 #pragma unroll
-        for (float& x : s[j]) x *= p_.scale * kLog2E;
+        for (int i = 0; i < 4; ++i) s[j][i] = fmaf(s[j][i], p_.scale * kLog2E, -base[i / 2]);
       }
-      if (p_.soft_cap > 0.0F) soft_cap(s, p_.soft_cap);
+      if (is_capped) softmax_.soft_cap(s, p_.soft_cap);
       if (!u_.exact_whole(p_, tile)) {
         Range seen[2];
 #pragma unroll

@@ -173,22 +173,22 @@ __device__ __forceinline__ void add_means(std::uint32_t queries, std::uint32_t m
   };
   mirror();
   float still[2] = {};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    uint4 q[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) q[r] = load_shared_16(queries + static_cast<std::uint32_t>((2 * step + r) * 512 + lane * 16));
+  queries += 16U * static_cast<std::uint32_t>(lane);
+  means += 16U * static_cast<std::uint32_t>(lane % 4);
+  int place = lane;
+  const auto add_step = [&](bool is_slow) {
+    const uint4 q[2] = {load_shared_16(queries), load_shared_16(queries + 512U)};
     uint2 a[2][2];  // [pairs 2 t .., 2 t + 8 ..][r]: real, imaginary
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      const float4 m = load_shared_float4(means + static_cast<std::uint32_t>(step * 8 + part * 4 + lane % 4) * 16U);
+      const float4 m = load_shared_float4(means + static_cast<std::uint32_t>(64 * part));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t words[2] = {part == 0 ? q[r].x : q[r].z, part == 0 ? q[r].y : q[r].w};
         const float2 first = __half22float2(*reinterpret_cast<const __half2*>(&words[0]));
         const float2 second = __half22float2(*reinterpret_cast<const __half2*>(&words[1]));
         const float real[2] = {first.x * m.x + second.x * m.z, first.y * m.y + second.y * m.w};
-        if (step >= fast_steps) still[r] += real[0] + real[1];
+        if (is_slow) still[r] += real[0] + real[1];
         a[part][r] = make_uint2(pack_half2(real[0], real[1]),
                                 pack_half2(first.x * m.z - second.x * m.x, first.y * m.w - second.y * m.y));
       }
@@ -197,14 +197,21 @@ __device__ __forceinline__ void add_means(std::uint32_t queries, std::uint32_t m
     const uint4 imaginary = make_uint4(a[0][0].y, a[0][1].y, a[1][0].y, a[1][1].y);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint4 cosines = __ldg(table + (step * 4 + h) * 32 + lane);
+      const uint4 cosines = __ldg(table + place + 32 * h);
       mma(x[4 + 2 * h], real, cosines.x, cosines.z);
       mma(x[5 + 2 * h], real, cosines.y, cosines.w);
-      const uint4 sines = __ldg(table + (step * 4 + 2 + h) * 32 + lane);
+      const uint4 sines = __ldg(table + place + 32 * (2 + h));
       mma(x[2 - 2 * h], imaginary, sines.x, sines.z);
       mma(x[3 - 2 * h], imaginary, sines.y, sines.w);
     }
-  }
+    queries += 1024U;
+    means += 128U;
+    place += 128;
+  };
+#pragma unroll 1
+  for (int step = 0; step < fast_steps; ++step) add_step(false);
+#pragma unroll 1
+  for (int step = fast_steps; step < steps; ++step) add_step(true);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     still[r] += __shfl_xor_sync(~0U, still[r], 1);
