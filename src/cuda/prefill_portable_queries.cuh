@@ -94,7 +94,7 @@ class PortableQueries {
         weight[n] = to_matrix * static_cast<float>(1U << (2 * (from / 4096U)));
       }
       float sum[kPortableWarps][2][4] = {};
-#pragma unroll 1
+#pragma unroll 2
       for (int d = 0; d < D; d += 16) {
         SplitFragment<D> b[2];
 #pragma unroll
