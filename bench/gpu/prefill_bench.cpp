@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "caches.h"
+#include "cuda/prefill_params.h"
 #include "fill.h"
 #include "oscar/cuda/prefill.h"
 #include "paged_world.h"
@@ -30,14 +34,21 @@ struct Size {
   bool uneven = false;  // heads of different slot counts
   bool mean = true;
   float soft_cap = 0;
+  bool int2 = false;
+  bool portable = false;  // the portable kernel in place of that of compute capability 9.0
 };
 
 constexpr int kCaches = 3;
 
 nlohmann::json measure(const Size& size) {
   const std::vector<int> slots = bench::slots_of_heads(size.kv_heads, size.dim, size.uneven);
-  const paged::SpectralTables tables = test::random_tables(size.dim, slots, size.mean ? 1.0 : 0.0, 3);
-  const cuda::LayerTables layer(tables);
+  const double mean = size.mean ? 1.0 : 0.0;
+  const auto tables_of = [&](const auto& tables) {
+    return std::pair(tables.layout, std::make_unique<cuda::LayerTables>(tables));
+  };
+  const auto [layout, owned] = size.int2 ? tables_of(test::random_int2_tables(size.dim, size.kv_heads, mean, false, 3))
+                                         : tables_of(test::random_tables(size.dim, slots, mean, 3));
+  const cuda::LayerTables& layer = *owned;
   const int sink = 64;
   const int recent = 256;
   const int ring = paged::ring_blocks(recent);
@@ -49,8 +60,7 @@ nlohmann::json measure(const Size& size) {
   const std::size_t block_columns = test::size_of(sink / paged::kBlockTokens + ring);
   const std::size_t n_pages = batch * page_columns;
 
-  const std::vector<Cache> caches =
-      bench::random_caches(kCaches, batch, page_columns, block_columns, tables.layout, layer.view());
+  const std::vector<Cache> caches = bench::random_caches(kCaches, batch, page_columns, block_columns, layout, layer.view());
   const std::size_t tokens = batch * test::size_of(size.chunk);
   const DeviceArray<std::uint16_t> q(tokens * test::size_of(size.group) * kv_heads * dim);
   const DeviceArray<std::uint16_t> k(tokens * kv_heads * dim);
@@ -88,25 +98,34 @@ nlohmann::json measure(const Size& size) {
     args.page_table = c.page_table.data();
     args.blocks = c.blocks.data();
     args.block_table = c.block_table.data();
-    cuda::prefill(args, stream);
+    cuda::prefill_with(size.portable ? std::optional(cuda::PrefillKernel::portable) : std::nullopt, args, stream);
   };
   const double seen = static_cast<double>(size.chunk) * (size.prefix + (size.chunk + 1) / 2.0);
   const double operations = 4.0 * size.dim * size.kv_heads * size.group * size.batch * seen;
   const Times t = time_graph(kCaches, launch);
   const double rate = operations / t.median * 1e-6;
-  std::printf("%-34s %9.1f us  (%.1f .. %.1f)  %6.1f TFLOP/s\n", size.name.c_str(), t.median, t.low, t.high, rate);
+  std::printf("%-36s %9.1f us  (%.1f .. %.1f)  %6.1f TFLOP/s\n", size.name.c_str(), t.median, t.low, t.high, rate);
   std::fflush(stdout);
-  return {{"name", size.name},      {"batch", size.batch},
-          {"prefix", size.prefix},  {"chunk", size.chunk},
-          {"head_dim", size.dim},   {"n_head_kv", size.kv_heads},
-          {"group", size.group},    {"uneven_slots", size.uneven},
-          {"rope_mean", size.mean}, {"soft_cap", size.soft_cap},
-          {"us", t.median},         {"us_low", t.low},
-          {"us_high", t.high},      {"tflops", rate}};
+  return {{"name", size.name},
+          {"batch", size.batch},
+          {"prefix", size.prefix},
+          {"chunk", size.chunk},
+          {"head_dim", size.dim},
+          {"n_head_kv", size.kv_heads},
+          {"group", size.group},
+          {"uneven_slots", size.uneven},
+          {"rope_mean", size.mean},
+          {"soft_cap", size.soft_cap},
+          {"codec", size.int2 ? "int2" : "spectral"},
+          {"portable", size.portable},
+          {"us", t.median},
+          {"us_low", t.low},
+          {"us_high", t.high},
+          {"tflops", rate}};
 }
 
 std::vector<Size> sizes() {
-  return {
+  std::vector<Size> list = {
       {"2048 on 32K", 1, 32768, 2048},
       {"2048 on 32K, no mean", 1, 32768, 2048, 128, 8, 4, false, false},
       {"2048 on 32K, uneven slots", 1, 32768, 2048, 128, 8, 4, true},
@@ -117,7 +136,20 @@ std::vector<Size> sizes() {
       {"512 on 32K", 1, 32768, 512},
       {"8 x 256 on 8K", 8, 8192, 256},
       {"2048 on 128K", 1, 131072, 2048},
+      {"2048 on 32K, head_dim 256", 1, 32768, 2048, 256, 8, 2},
+      {"2048 on 32K, head_dim 256, no mean", 1, 32768, 2048, 256, 8, 2, false, false},
   };
+  const auto add = [&](const char* name, int dim, bool mean, bool int2) {
+    list.push_back({name, 1, 32768, 2048, dim, 8, 4, false, mean});
+    list.back().int2 = int2;
+    list.back().portable = !int2;
+  };
+  add("2048 on 32K, int2", 128, true, true);
+  add("2048 on 32K, int2, no mean", 128, false, true);
+  add("2048 on 32K, portable", 128, true, false);
+  add("2048 on 32K, portable, no mean", 128, false, false);
+  add("2048 on 32K, portable, head_dim 64", 64, true, false);
+  return list;
 }
 
 }  // namespace

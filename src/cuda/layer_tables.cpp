@@ -27,13 +27,21 @@ std::vector<float> floats(const std::vector<MatrixF>& matrices) {
   return all;
 }
 
+// Largest weight that a coordinate of a query has in a slot of the codes.
+float query_peak(const MatrixF& query, const std::vector<std::uint16_t>& source) {
+  float most = 0;
+  for (const std::uint16_t from : source)
+    most = std::max(most, query.col(from % 4096).cwiseAbs().maxCoeff() * static_cast<float>(1U << (2U * (from / 4096U))));
+  return most;
+}
+
 std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
 
 }  // namespace
 
 struct LayerTables::Impl {
   LayerView view;
-  DeviceArray<float> query, constant, mean, unit, signs, output, value_mean;
+  DeviceArray<float> query, peak, constant, mean, unit, signs, output, value_mean;
   DeviceArray<std::uint16_t> source, pair;
   DeviceArray<double> turns;
   DeviceArray<std::uint16_t> table;
@@ -45,15 +53,19 @@ struct LayerTables::Impl {
     view.page_bytes = t.layout.page_bytes;
     view.max_slots = *std::max_element(t.layout.key_slots.begin(), t.layout.key_slots.end());
     std::vector<std::uint16_t> slots(size_of(view.n_head_kv * view.max_slots), 0);
+    std::vector<float> peaks;
     for (int h = 0; h < view.n_head_kv; ++h) {
       view.slots[h] = static_cast<std::uint16_t>(t.layout.key_slots[size_of(h)]);
       view.head_offset[h] = t.layout.head_offset[size_of(h)];
       std::copy(t.slot_source[size_of(h)].begin(), t.slot_source[size_of(h)].end(), slots.begin() + h * view.max_slots);
+      peaks.push_back(query_peak(t.query[size_of(h)], t.slot_source[size_of(h)]));
     }
     query = DeviceArray<float>(floats(t.query));
     source = DeviceArray<std::uint16_t>(slots);
     constant = DeviceArray<float>(floats(t.key_constant));
+    peak = DeviceArray<float>(peaks);
     view.query = query.data();
+    view.query_peak = peak.data();
     view.slot_source = source.data();
     view.key_constant = constant.data();
     if (!t.theta.empty()) add_means(t);

@@ -1,4 +1,5 @@
-// Host side of a prefill: checks. The kernel and its launch are in prefill_64.cu and prefill_128.cu.
+// Host side of a prefill: checks, and the choice of the kernel. Kernels and their launches are in prefill_64.cu and
+// prefill_128.cu (compute capability 9.0) and in prefill_portable_*.cu.
 #include "oscar/cuda/prefill.h"
 
 #include <algorithm>
@@ -16,9 +17,8 @@ constexpr int kMaxGroup = 16;
 
 void check_arguments(const PrefillArgs& a) {
   if (a.layer == nullptr) fail("cuda prefill: the layer's tables are missing");
-  if (a.layer->codec != paged::PageCodec::spectral) fail("cuda prefill: pages of codec int2; only spectral is possible yet");
-  if (a.layer->head_dim != 64 && a.layer->head_dim != 128)
-    fail("cuda prefill: head_dim is {}; 64 and 128 are possible", a.layer->head_dim);
+  if (!paged::head_dim_fits(a.layer->head_dim))
+    fail("cuda prefill: head_dim is {}; 64, 128 and 256 are possible", a.layer->head_dim);
   if (a.batch < 1 || a.batch > kMaxBatch)
     fail("cuda prefill: a batch of {} sequences; 1 to {} are possible", a.batch, kMaxBatch);
   if (a.n_tokens < 1 || a.n_tokens > kMaxTokens)
@@ -38,9 +38,32 @@ void check_arguments(const PrefillArgs& a) {
     fail("cuda prefill: a tensor is missing");
 }
 
+cudaError_t launch(PrefillKernel kernel, PrefillParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
+  if (kernel == PrefillKernel::wgmma) {
+    return p.layer.head_dim == 64 ? launch_prefill_64(p, device.id, stream, fits)
+                                  : launch_prefill_128(p, device.id, stream, fits);
+  }
+  switch (p.layer.head_dim) {
+    case 64:
+      return launch_portable_prefill_64(p, device.id, stream, fits);
+    case 128:
+      return launch_portable_prefill_128(p, device.id, stream, fits);
+    default:
+      return launch_portable_prefill_256(p, device.id, stream, fits);
+  }
+}
+
 }  // namespace
 
-void prefill(const PrefillArgs& args, cudaStream_t stream) {
+PrefillKernel choose_prefill_kernel(const LayerView& layer, int major) {
+  if (major < 8) fail("cuda prefill: a GPU of compute capability {}.x; 8.0 or later is needed", major);
+  return major == 9 && layer.codec == paged::PageCodec::spectral && layer.head_dim <= 128 ? PrefillKernel::wgmma
+                                                                                          : PrefillKernel::portable;
+}
+
+void prefill(const PrefillArgs& args, cudaStream_t stream) { prefill_with(std::nullopt, args, stream); }
+
+void prefill_with(std::optional<PrefillKernel> kernel, const PrefillArgs& args, cudaStream_t stream) {
   check_arguments(args);
   PrefillParams p{};
   p.layer = *args.layer;
@@ -70,11 +93,9 @@ void prefill(const PrefillArgs& args, cudaStream_t stream) {
   p.lse = args.lse;
   const DeviceLimits& device = current_device();
   p.shared_bytes = device.shared_bytes;
-  if (device.major != 9) fail("cuda prefill: a GPU of compute capability {}.x; 9.0 (H100, H200) is needed", device.major);
+  const PrefillKernel by_device = choose_prefill_kernel(p.layer, device.major);
   bool fits = true;
-  check(
-      p.layer.head_dim == 64 ? launch_prefill_64(p, device.id, stream, &fits) : launch_prefill_128(p, device.id, stream, &fits),
-      "the launch of a prefill");
+  check(launch(kernel.value_or(by_device), p, device, stream, &fits), "the launch of a prefill");
   if (!fits) fail("cuda prefill: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
 }
 

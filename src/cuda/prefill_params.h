@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "cuda/device.h"
 #include "cuda/id_words.h"
@@ -12,12 +13,13 @@
 
 namespace oscar::cuda {
 
-inline constexpr int kPrefillRows = 128;  // query rows of a block: tokens times query heads of one KV head
+// Query rows of a block of the kernel of compute capability 9.0: tokens times query heads of one KV head.
+inline constexpr int kPrefillRows = 128;
 
 struct PrefillParams {
   LayerView layer;
   int batch, group, n_tokens, sink, recent, ring, page_columns;
-  int units;         // pieces of 128 rows, or of as many as the blocks of a cluster have, per KV head, at most
+  int units;         // pieces of as many rows as a block has, or the blocks of a cluster have, per KV head, at most
   int shared_bytes;  // of a block
   float scale, soft_cap;
   const __half* q;
@@ -39,5 +41,15 @@ struct PrefillParams {
 // launched where they do not.
 cudaError_t launch_prefill_64(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
 cudaError_t launch_prefill_128(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_portable_prefill_64(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_portable_prefill_128(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+cudaError_t launch_portable_prefill_256(PrefillParams& params, int device, cudaStream_t stream, bool* fits);
+
+// wgmma: of compute capability 9.0, `spectral`, head_dim 64 and 128. portable: all else.
+enum class PrefillKernel { wgmma, portable };
+// Which one prefill() takes on a GPU of compute capability `major`.x. Throws Error where none serves.
+PrefillKernel choose_prefill_kernel(const LayerView& layer, int major);
+// prefill() with a kernel of choice among those that serve, for checks and benchmarks; none: choose_prefill_kernel()'s.
+void prefill_with(std::optional<PrefillKernel> kernel, const PrefillArgs& args, cudaStream_t stream);
 
 }  // namespace oscar::cuda

@@ -13,19 +13,21 @@ using paged::kPageTokens;
 // Token in column n of a tile: the order of a page's rows (paged::token_row), also for exact tiles.
 __device__ __forceinline__ int tile_token(int n) { return n < kPageTokens / 2 ? n ^ 15 : n; }
 
-// Pages first .. last - 1 of the coded tier, those of one pattern of signs after the other.
+// Of pages first .. last - 1, those of one pattern of signs after the other, the one after `page`; last: there is none.
+__device__ __forceinline__ int page_after(int page, int first, int last) {
+  if (page + paged::kPatterns < last) return page + paged::kPatterns;
+  // The next series begins one page further than this one.
+  const int series = static_cast<int>(static_cast<unsigned>(page - first) % paged::kPatterns) + 1;
+  return series < paged::kPatterns ? min(first + series, last) : last;
+}
+
+// Pages first .. last - 1 of the coded tier in that order.
 class PageWalk {
  public:
   __device__ PageWalk(int first, int last) : first_(first), last_(last), page_(first) {}
   [[nodiscard]] __device__ bool done() const { return page_ >= last_; }
   [[nodiscard]] __device__ int page() const { return page_; }
-  __device__ void next() {
-    page_ += paged::kPatterns;
-    if (page_ < last_) return;
-    // The next series begins one page further than this one.
-    const int series = static_cast<int>(static_cast<unsigned>(page_ - first_) % paged::kPatterns) + 1;
-    page_ = series < paged::kPatterns ? first_ + series : last_;
-  }
+  __device__ void next() { page_ = page_after(page_, first_, last_); }
 
  private:
   int first_, last_, page_;
@@ -47,10 +49,10 @@ struct PrefillUnit {
   int sink_tiles = 0;                 // exact tiles of the block: of sinks, then those from recent_tile on
   int recent_tile = 0, exact_tiles = 0;
 
-  // kBlocks: blocks per cluster. Every lane of every warp computes the same.
-  template <int kBlocks>
+  // kBlocks: blocks per cluster, of kBlockRows query rows each. Every lane of every warp computes the same.
+  template <int kBlocks, int kBlockRows = kPrefillRows>
   __device__ static PrefillUnit find(const PrefillParams& p, int unit, int rank) {
-    constexpr int kRows = kPrefillRows * kBlocks;
+    constexpr int kRows = kBlockRows * kBlocks;
     PrefillUnit u;
     u.kv = unit / p.units;
     int left = unit % p.units;
@@ -80,8 +82,8 @@ struct PrefillUnit {
       const int all = n * p.group;
       const int cluster_row = piece * kRows;
       const int cluster_newest = u.start + (min(cluster_row + kRows, all) - 1) / p.group;
-      u.first_row = cluster_row + rank * kPrefillRows;
-      u.rows = min(max(all - u.first_row, 0), kPrefillRows);
+      u.first_row = cluster_row + rank * kBlockRows;
+      u.rows = min(max(all - u.first_row, 0), kBlockRows);
       if (u.rows > 0) {
         u.oldest = u.start + u.first_row / p.group;
         u.newest = u.start + (u.first_row + u.rows - 1) / p.group;

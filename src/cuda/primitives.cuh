@@ -151,11 +151,22 @@ __device__ __forceinline__ std::uint64_t read_once_policy() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-#else
+#endif
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-#endif
+// The same, or zeros where the row is not wanted; `from` is an address of the device's memory either way.
+__device__ __forceinline__ void copy_16_if(bool wanted, std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+}
+// All copies of 16 bytes that the calling thread has asked for are there; a barrier shows them to others.
+__device__ __forceinline__ void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// What follows from x is computed where it is used, instead of being kept in registers.
+__device__ __forceinline__ int computed_anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // What this thread has seen of others' writes and its own: others on the device see it who see what it writes from now on.
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

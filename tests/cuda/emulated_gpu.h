@@ -55,11 +55,8 @@ class Block {
           &contexts_[i], [] { instance_->run_(), instance_->finish(); }, 0);
     }
     done_.assign(stacks_.size(), false);
-    while (left_ > 0) {
-      for (thread_ = 0; thread_ < stacks_.size(); ++thread_) {
-        if (!done_[thread_]) swapcontext(&scheduler_, &contexts_[thread_]);
-      }
-    }
+    thread_ = 0;
+    swapcontext(&scheduler_, &contexts_[0]);  // comes back when all are done
   }
 
   [[nodiscard]] uint3 thread() const { return {static_cast<unsigned>(thread_), 0, 0}; }
@@ -93,11 +90,22 @@ class Block {
       ++m.number;
       return;
     }
-    while (m.number == number) swapcontext(&contexts_[thread_], &scheduler_);
+    while (m.number == number) {
+      ucontext_t& here = contexts_[thread_];
+      next_thread();
+      swapcontext(&here, &contexts_[thread_]);
+    }
+  }
+  void next_thread() {
+    do {
+      thread_ = thread_ + 1 == stacks_.size() ? 0 : thread_ + 1;
+    } while (done_[thread_]);
   }
   void finish() {
     done_[thread_] = true;
-    --left_;
+    if (--left_ == 0) return;
+    next_thread();
+    setcontext(&contexts_[thread_]);
   }
 
   uint3 index_;
@@ -223,10 +231,14 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+// The compute capability's major number; a program may ask for another one.
+#ifndef OSCAR_EMULATED_MAJOR
+#define OSCAR_EMULATED_MAJOR 9
+#endif
 // Few multiprocessors, so that warps have several pieces of work each.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 232448
-           : attribute == cudaDevAttrComputeCapabilityMajor     ? 9
+           : attribute == cudaDevAttrComputeCapabilityMajor     ? OSCAR_EMULATED_MAJOR
                                                                 : 3;
   return cudaSuccess;
 }

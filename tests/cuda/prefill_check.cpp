@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "cuda/prefill_params.h"
 #include "cuda/runtime.h"
 #include "device_ids.h"
 #include "oscar/cuda/prefill.h"
@@ -39,6 +42,9 @@ struct Case {
   std::vector<int> chunks;    // per sequence
   std::size_t far_bytes = 0;  // pages are moved so far into the pool
   test::Wide wide = test::Wide::none;
+  bool int2 = false;         // as many heads as slots says
+  bool values_mean = false;  // of `int2`
+  bool portable = false;     // not the kernel of compute capability 9.0, which would serve the case
 };
 
 // What a prefill reads of a world: the queries and rows of the chunks one after the other, and a ring that holds no more than
@@ -51,8 +57,8 @@ struct Inputs {
 
 Inputs inputs_of(const PagedWorld& world, const std::vector<int>& chunks) {
   const WorldShape& shape = world.shape();
-  const auto heads = size_of(world.tables().layout.n_head_kv);
-  const auto dim = size_of(world.tables().layout.head_dim);
+  const auto heads = size_of(world.layout().n_head_kv);
+  const auto dim = size_of(world.layout().head_dim);
   const std::size_t query_row = heads * size_of(shape.group) * dim;
   const std::size_t values = paged::exact_head_values(static_cast<int>(dim));
   const int sink_columns = shape.sink / paged::kBlockTokens;
@@ -106,8 +112,11 @@ Inputs inputs_of(const PagedWorld& world, const std::vector<int>& chunks) {
 
 class OnDevice {
  public:
-  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide)
-      : tables_(world.tables()),
+  OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide,
+           std::optional<cuda::PrefillKernel> kernel)
+      : kernel_(kernel),
+        tables_(world.int2_tables() != nullptr ? std::make_unique<cuda::LayerTables>(*world.int2_tables())
+                                               : std::make_unique<cuda::LayerTables>(world.tables())),
         q_(in.q),
         k_(in.k),
         v_(in.v),
@@ -117,15 +126,15 @@ class OnDevice {
         page_table_(world.page_table, test::wide_pages(wide), first_page(world, far_bytes)),
         block_table_(in.block_table, test::wide_blocks(wide)),
         sinks_(world.sinks) {
-    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const std::size_t page_bytes = world.layout().page_bytes;
     const std::int32_t first = first_page(world, far_bytes);
     pages_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(first) * page_bytes + world.pages.size());
     check(cudaMemcpy(pages_.data() + static_cast<std::size_t>(first) * page_bytes, world.pages.data(), world.pages.size(),
                      cudaMemcpyHostToDevice),
           "cudaMemcpy");
     out_ = DeviceArray<std::uint16_t>(in.q.size());
-    lse_ = DeviceArray<float>(in.q.size() / size_of(world.tables().layout.head_dim));
-    args_.layer = &tables_.view();
+    lse_ = DeviceArray<float>(in.q.size() / size_of(world.layout().head_dim));
+    args_.layer = &tables_->view();
     args_.batch = static_cast<int>(world.shape().lengths.size());
     args_.n_tokens = in.query_start.back();
     args_.group = world.shape().group;
@@ -151,20 +160,21 @@ class OnDevice {
 
   // The output is poisoned first.
   void run() {
-    check(cudaMemset(out_.data(), 0xFF, out_.size() * 2), "cudaMemset");
-    check(cudaMemset(lse_.data(), 0xFF, lse_.size() * 4), "cudaMemset");
-    cuda::prefill(args_, nullptr);
+    check(cudaMemsetAsync(out_.data(), 0xFF, out_.size() * 2, nullptr), "cudaMemset");
+    check(cudaMemsetAsync(lse_.data(), 0xFF, lse_.size() * 4, nullptr), "cudaMemset");
+    cuda::prefill_with(kernel_, args_, nullptr);
   }
   [[nodiscard]] std::vector<std::uint16_t> out() const { return out_.download(); }
   [[nodiscard]] std::vector<float> lse() const { return lse_.download(); }
 
  private:
   static std::int32_t first_page(const PagedWorld& world, std::size_t far_bytes) {
-    const std::size_t page_bytes = world.tables().layout.page_bytes;
+    const std::size_t page_bytes = world.layout().page_bytes;
     return static_cast<std::int32_t>((far_bytes + page_bytes - 1) / page_bytes);
   }
 
-  cuda::LayerTables tables_;
+  std::optional<cuda::PrefillKernel> kernel_;
+  std::unique_ptr<cuda::LayerTables> tables_;
   DeviceArray<std::uint16_t> q_, k_, v_, blocks_, out_;
   DeviceArray<std::int32_t> query_start_, lengths_;
   test::DeviceIds page_table_, block_table_;
@@ -182,8 +192,8 @@ struct Errors {
 Errors compare(const PagedWorld& world, const Inputs& in, const std::vector<std::uint16_t>& out,
                const std::vector<float>& lse) {
   const paged::DecodeProblem problem = world.problem();
-  const int heads = world.tables().layout.n_head_kv * problem.group;
-  const std::size_t dim = size_of(world.tables().layout.head_dim);
+  const int heads = world.layout().n_head_kv * problem.group;
+  const std::size_t dim = size_of(world.layout().head_dim);
   std::vector<std::size_t> chosen;  // rows: token * heads + head
   const std::size_t n_rows = lse.size();
   // A stride without a common divisor with heads and groups.
@@ -239,12 +249,18 @@ Errors compare(const PagedWorld& world, const Inputs& in, const std::vector<std:
 }
 
 bool run_case(const Case& c, bool quick) {
-  const paged::SpectralTables tables = test::random_tables(c.dim, c.slots, c.mean, 7);
+  paged::SpectralTables tables;
+  paged::Int2Tables int2_tables;
+  if (c.int2) {
+    int2_tables = test::random_int2_tables(c.dim, static_cast<int>(c.slots.size()), c.mean, c.values_mean, 7);
+  } else {
+    tables = test::random_tables(c.dim, c.slots, c.mean, 7);
+  }
   WorldShape shape = c.shape;
   shape.queries = *std::max_element(c.chunks.begin(), c.chunks.end());
-  const PagedWorld world(tables, shape, 11);
+  const PagedWorld world = c.int2 ? PagedWorld(int2_tables, shape, 11) : PagedWorld(tables, shape, 11);
   const Inputs in = inputs_of(world, c.chunks);
-  OnDevice device(world, in, c.far_bytes, c.wide);
+  OnDevice device(world, in, c.far_bytes, c.wide, c.portable ? std::optional(cuda::PrefillKernel::portable) : std::nullopt);
   device.run();
   check(cudaDeviceSynchronize(), c.name);
   const std::vector<std::uint16_t> out = device.out();
@@ -284,6 +300,24 @@ std::vector<Case> cases(bool quick) {
   add("D 128, group 7, soft cap", 128, {128, 96}, 1, {7, 64, 256, {}, 0, false, 1, 2.5F}, {400, 3}, {64, 20});
   add("D 128, ids of 64 bits", 128, uneven, 1, {4}, {650, 333, 0}, {17, 64, 3});
   list.back().wide = test::Wide::both;
+  // Those of the portable kernel alone.
+  const auto add_int2 = [&](const char* name, int dim, int heads, double mean, WorldShape shape, bool values_mean,
+                            const std::vector<int>& prefixes, std::vector<int> chunks, std::size_t far = 0) {
+    add(name, dim, std::vector<int>(size_of(heads), dim), mean, std::move(shape), prefixes, std::move(chunks), far);
+    list.back().int2 = true;
+    list.back().values_mean = values_mean;
+  };
+  const auto add_portable = [&](const char* name, int dim, std::vector<int> slots, double mean, WorldShape shape,
+                                const std::vector<int>& prefixes, std::vector<int> chunks, std::size_t far = 0) {
+    add(name, dim, std::move(slots), mean, std::move(shape), prefixes, std::move(chunks), far);
+    list.back().portable = true;
+  };
+  add_int2("int2, D 128, window borders", 128, 2, 0, {4}, false, {1, 64, 319, 320, 321}, {17, 1, 17, 64, 3});
+  add_int2("int2, D 64, group 3, both means", 64, 2, 1, {3, 16, 40, {}, 0, true}, true, {400, 0, 97}, {17, 30, 1});
+  add_int2("int2, D 256, mean, soft cap", 256, 1, 1, {2, 64, 256, {}, 0, false, 1, 2.5F}, true, {500}, {20});
+  add("D 256, no mean", 256, {256}, 0, {4}, {400}, {17});
+  add("D 256, uneven heads, mean, sink logits", 256, {80, 304}, 1, {2, 16, 40, {}, 0, true}, {300, 3}, {20, 9});
+  add_portable("D 128, portable, window borders", 128, {128, 80}, 1, {4}, {1, 63, 65, 319, 320, 321}, {17, 64, 5, 17, 64, 3});
   if (quick) return list;
   add("D 128, all prefixes, chunks of 333", 128, {128, 112}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
       std::vector<int>(9, 333));
@@ -308,6 +342,30 @@ std::vector<Case> cases(bool quick) {
   add("D 128, no sink, recent 1", 128, {128, 96}, 0, {1, 0, 1}, {700, 4}, {64, 17});
   add("D 128, no sink, recent 1, long chunk", 128, {128, 96}, 1, {4, 0, 1}, {700}, {600});
   add("D 128, pages past 2^32 bytes", 128, eight, 0, {4}, {3000, 2000}, {17, 333}, 5'000'000'000);
+  add_int2("int2, D 128, all prefixes", 128, 2, 1, {4}, false, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
+           std::vector<int>(9, 333));
+  add_int2("int2, D 128, batch of 17, ragged", 128, 8, 0, {4}, true,
+           {0, 1, 63, 64, 65, 320, 321, 640, 1000, 1001, 1500, 2000, 2001, 2047, 2048, 2049, 3000},
+           {1, 5, 64, 63, 65, 0, 100, 1, 17, 333, 2, 3, 4, 0, 7, 90, 64});
+  add_int2("int2, D 128, group 16, sink logits", 128, 2, 1, {16, 64, 256, {}, 0, true}, true, {5000, 3}, {333, 17});
+  add_int2("int2, D 64, group 7, soft cap", 64, 3, 1, {7, 64, 256, {}, 0, false, 1, 1.5F}, true, {5000, 400}, {64, 100});
+  add_int2("int2, D 256, long", 256, 2, 1, {8}, true, {6000, 401}, {333, 64});
+  add_int2("int2, D 128, no sink, recent 1", 128, 2, 0, {4, 0, 1}, false, {700, 4}, {600, 17});
+  add_int2("int2, D 128, pages past 2^32 bytes", 128, 8, 0, {4}, false, {3000, 2000}, {17, 333}, 5'000'000'000);
+  add("D 256, all prefixes", 256, {256, 240}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000}, std::vector<int>(9, 100));
+  add("D 256, chunk of 1500, no mean", 256, {256, 304}, 0, {2}, {2000}, {1500});
+  add("D 256, group 16, soft cap", 256, {128, 256}, 1, {16, 64, 256, {}, 0, false, 1, 2.5F}, {5000, 3}, {64, 100});
+  add("D 256, 60000 tokens", 256, {256}, 1, {1}, {60000}, {70});
+  add_portable("D 128, portable, all prefixes", 128, {128, 112}, 1, {4}, {0, 1, 63, 64, 65, 319, 320, 321, 5000},
+               std::vector<int>(9, 333));
+  add_portable("D 128, portable, chunk of 1500", 128, {128, 128}, 1, {4}, {2000}, {1500});
+  add_portable("D 128, portable, large mean", 128, {128, 128}, 10, {4}, {9000, 5000}, {70, 333});
+  add_portable("D 128, portable, 60000 tokens", 128, {128, 128}, 1, {1}, {60000}, {130});
+  add_portable("D 128, portable, group 16, ragged", 128, uneven, 1, {16, 64, 256, {}, 0, true}, {5000, 3, 321, 64},
+               {333, 17, 1, 64});
+  add_portable("D 64, portable, group 7, soft cap", 64, {64, 48}, 1, {7, 64, 256, {}, 0, false, 1, 1.5F}, {5000, 321},
+               {333, 64});
+  add_portable("D 128, portable, no sink, recent 1", 128, {128, 96}, 1, {4, 0, 1}, {700}, {600});
   return list;
 }
 
@@ -324,6 +382,8 @@ int main(int argc, char** argv) {
   int failed = 0;
   try {
     for (const Case& c : cases(quick)) {
+      // Where there is no other kernel than the portable one, all cases are its own.
+      if (c.portable && cuda::current_device().major != 9) continue;
       if (std::string(c.name).find(only) != std::string::npos) failed += static_cast<int>(!run_case(c, quick));
     }
   } catch (const std::exception& e) {

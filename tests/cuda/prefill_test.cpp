@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "cuda/prefill_params.h"
 #include "oscar/base/error.h"
 
 namespace oscar::cuda {
@@ -49,11 +50,42 @@ TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
   refused([](PrefillArgs& a) { a.page_columns = 0; }, "the page table has no columns");
   refused([](PrefillArgs& a) { a.k_stride = 1020; }, "rows begin every 1020 values");
   refused([](PrefillArgs& a) { a.v_stride = 1028; }, "rows begin every 1028 values");
-  layer.codec = paged::PageCodec::int2;
-  EXPECT_THAT(message(good), testing::HasSubstr("pages of codec int2"));
-  layer.codec = paged::PageCodec::spectral;
+  layer.head_dim = 96;
+  EXPECT_THAT(message(good), testing::HasSubstr("head_dim is 96; 64, 128 and 256 are possible"));
+}
+
+TEST(PrefillHost, BothCodecsAndAllHeadDimsAreServed) {
+  LayerView layer;
+  layer.n_head_kv = 8;
+  PrefillArgs args;
+  args.layer = &layer;
+  args.batch = 2;
+  args.n_tokens = 100;
+  args.group = 4;
+  args.page_columns = 10;
+  args.ring = 17;
+  for (const paged::PageCodec codec : {paged::PageCodec::spectral, paged::PageCodec::int2}) {
+    for (const int head_dim : {64, 128, 256}) {
+      layer.codec = codec;
+      layer.head_dim = head_dim;
+      EXPECT_THAT(message(args), testing::HasSubstr("a tensor is missing"));  // nothing else
+    }
+  }
+}
+
+TEST(PrefillHost, WhichKernelServesWhat) {
+  LayerView layer;
+  layer.head_dim = 128;
+  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::wgmma);
+  EXPECT_EQ(choose_prefill_kernel(layer, 8), PrefillKernel::portable);
+  EXPECT_EQ(choose_prefill_kernel(layer, 10), PrefillKernel::portable);
+  EXPECT_THROW((void)choose_prefill_kernel(layer, 7), Error);
   layer.head_dim = 256;
-  EXPECT_THAT(message(good), testing::HasSubstr("head_dim is 256"));
+  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::portable);
+  layer.head_dim = 64;
+  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::wgmma);
+  layer.codec = paged::PageCodec::int2;
+  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::portable);
 }
 
 }  // namespace

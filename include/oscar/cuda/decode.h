@@ -36,6 +36,7 @@ struct LayerView {
   std::uint32_t head_offset[paged::kMaxHeadsKv] = {};
   const float* query = nullptr;                // [n_head_kv, D, D] inner query = q * query
   const std::uint16_t* slot_source = nullptr;  // [n_head_kv, max_slots] coordinate + 4096 * level
+  const float* query_peak = nullptr;           // [n_head_kv] largest |query[d, coordinate]| 4^level of a slot
   const float* key_constant = nullptr;         // [n_head_kv, D]
   const float* mean = nullptr;                 // [n_head_kv, n_pairs, 2] first, second
   const std::uint16_t* pair = nullptr;         // [n_pairs, 2] coordinates

@@ -1,5 +1,5 @@
 // Prefill attention on the paged 2-bit cache (format: oscar/paged/page_format.h): a chunk of query tokens per sequence, on an
-// NVIDIA GPU of compute capability 9.0. Raw device pointers and a stream: no framework.
+// NVIDIA GPU of compute capability 8.0 or later. Raw device pointers and a stream: no framework.
 //
 //   o = sum_t p_t v_t,  p = softmax over the tokens t up to the query's own of soft_cap(scale * q . k_t)  (+ a sink logit)
 //
@@ -26,7 +26,7 @@
 namespace oscar::cuda {
 
 struct PrefillArgs {
-  const LayerView* layer = nullptr;  // host pointer; head_dim 64 or 128
+  const LayerView* layer = nullptr;  // host pointer
   int batch = 0;
   int n_tokens = 0;             // query tokens that q has room for; those from query_start[batch] on are not read
   int group = 0;                // query heads per KV head, 1 .. 16; query head h reads KV head h / group
@@ -53,7 +53,8 @@ struct PrefillArgs {
   float* lse = nullptr;          // [n_tokens, n_head] natural logarithm of the sum of exponentials, or null
 };
 
-// Enqueues one kernel. Throws Error on arguments outside the limits above, on another GPU, or when the launch fails.
+// Enqueues one kernel: of codec `spectral`, head_dim 64 and 128, on compute capability 9.0 one for its matrix products, else a
+// portable one. Throws Error on arguments outside the limits above, on an older GPU, or when the launch fails.
 void prefill(const PrefillArgs& args, cudaStream_t stream);
 
 }  // namespace oscar::cuda

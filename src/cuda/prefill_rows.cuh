@@ -1,0 +1,29 @@
+// Where the exact rows of a prefill stand: in the chunk's own k and v, or in blocks.
+#pragma once
+
+#include "cuda/prefill_plan.cuh"
+
+namespace oscar::cuda {
+
+// Row of a token in an exact tile, in 16-byte pieces, and what is xored to their numbers; null where no query reads it.
+template <int D>
+__device__ __forceinline__ const uint4* exact_row(const PrefillParams& p, const PrefillUnit& u, int tile, int token, bool value,
+                                                  int& flip) {
+  const Range read = u.exact_rows(p, tile);
+  const int position = u.exact_position(tile) + token;
+  if (position < read.low || position > read.high) return nullptr;
+  const __half* row = nullptr;
+  if (position >= u.start) {
+    const std::int64_t at = u.first_token + position - u.start;
+    row = (value ? p.v + at * p.v_stride : p.k + at * p.k_stride) + u.kv * D;
+  } else {
+    const std::int32_t block =
+        __ldg(p.block_table.at(u.sequence, p.sink / kBlockTokens + p.ring, paged::block_column(position, p.sink, p.ring)));
+    flip = position % 8;
+    row = p.blocks + (static_cast<std::int64_t>(block) * p.layer.n_head_kv + u.kv) * paged::exact_head_values(D) +
+          (value ? kBlockTokens * D : 0) + position % kBlockTokens * D;
+  }
+  return reinterpret_cast<const uint4*>(row);
+}
+
+}  // namespace oscar::cuda
