@@ -203,16 +203,17 @@ class BlockMerge {
   // Of `int2`: the row of a complete head to its outputs.
   __device__ __forceinline__ void finish(const PartialHead& head, std::uint32_t row) {
     const std::uint8_t* partial = Layout::row(p_, row);
-    for (int i = static_cast<int>(threadIdx.x); i < rows_of(p_, head.first_row) * D; i += 32 * warps_) {
-      const OutputRow to(p_, head.sequence, head.kv, head.first_row + i / D);
-      const float2 all = *reinterpret_cast<const float2*>(partial + Layout::sum_at(i / D));
-      const Closing closing(p_, to, all.x, all.y);
-      const float out =
-          *reinterpret_cast<const float*>(partial + Layout::value_at(0, i / D, i % D)) +
-          turned_value<D>(p_, head.kv, reinterpret_cast<const float*>(partial + Layout::value_at(1, i / D, 0)), i % D);
-      p_.out[to.index * D + i % D] = __float2half_rn(out * closing.factor);
-      if (i % D == 0 && p_.lse != nullptr) p_.lse[to.index] = closing.lse();
-    }
+    const auto* coded = reinterpret_cast<const float*>(partial + Layout::value_at(1, 0, 0));
+    turn_rows<D, Layout::kRows, 4>(p_, head.kv, coded, Layout::kStride, rows_of(p_, head.first_row), lane_, warp_, warps_,
+                                   [&](int row, int dim, float turned) {
+                                     const OutputRow to(p_, head.sequence, head.kv, head.first_row + row);
+                                     const float2 all = *reinterpret_cast<const float2*>(partial + Layout::sum_at(row));
+                                     const Closing closing(p_, to, all.x, all.y);
+                                     const float value =
+                                         *reinterpret_cast<const float*>(partial + Layout::value_at(0, row, dim)) + turned;
+                                     p_.out[to.index * D + dim] = __float2half_rn(value * closing.factor);
+                                     if (dim == 0 && p_.lse != nullptr) p_.lse[to.index] = closing.lse();
+                                   });
   }
 
   static constexpr std::uint32_t kAtOnce = 20;  // partial results on their way

@@ -39,7 +39,7 @@ WorkspaceSize lay_out(DecodeParams& p, void* workspace) {
   take(p.coded_query, items * p.query_bytes);
   take(p.exact_query, items * (dim / 16) * static_cast<std::size_t>(p.lanes) * 8);
   take(p.mean_query, items * static_cast<std::size_t>(p.layer.n_pairs / 16 * p.lanes * 2) * sizeof(float4));
-  take(p.aside, kWorkers * static_cast<std::size_t>(p.tile_rows) * dim * sizeof(float));
+  take(p.aside, kWorkers * static_cast<std::size_t>(vectors * p.tile_rows) * dim * sizeof(float));
   take(p.partials, (kWorkers + 3 * kMostBlocks) * partial_bytes(p.layer.head_dim, p.tile_rows, vectors));
   return {control, at};
 }

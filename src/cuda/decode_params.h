@@ -48,7 +48,7 @@ struct DecodeParams {
   std::uint32_t* coded_query;  // [batch * heads][query_bytes / 4] see coded_query_bytes()
   std::uint32_t* exact_query;  // [batch * heads][D / 16 * lanes * 2] B fragments of q
   float4* mean_query;          // [batch * heads][n_pairs / 16][2 lanes] complex weights of the mean's sinusoids
-  float4* aside;               // [workers][tile_rows * D / 4] see head_sums.cuh
+  float4* aside;               // [workers][vectors of a partial result * tile_rows * D / 4] see head_sums.cuh
   std::uint8_t* partials;      // [workers + 3 * blocks][partial_bytes()] see partial_results.cuh
   // Zero between decodes. See prepare_inside().
   std::uint32_t* claimed;  // [1]

@@ -12,7 +12,9 @@ template <int D, bool kWide, bool kInt2>
 class HeadSums {
   using State = SoftmaxState<kWide>;
   static constexpr int kColumns = State::kColumns;
-  static constexpr int kValues = D / 8 * kColumns;  // of a lane
+  static constexpr int kValues = D / 8 * kColumns;                                                    // of a lane
+  static constexpr int kRows = 4 * kColumns;                                                          // of a warp
+  static constexpr std::uint32_t kAside = static_cast<std::uint32_t>(kInt2 ? 2 : 1) * kRows * D / 4;  // float4, of a warp
 
  public:
   using Layout = PartialLayout<D, kWide, kInt2>;
@@ -90,31 +92,43 @@ class HeadSums {
   // Of a head that no other warp has a part of.
   __device__ __forceinline__ void write_output(const DecodeParams& p, std::uint32_t worker, const HeadSpan& span, int lane,
                                                const State& state) {
-    auto* coded = reinterpret_cast<float*>(p.aside + worker * (kValues * 8));  // in the order of its dimensions
-    if constexpr (kInt2) {
-      __syncwarp();
-      each([&](int k, int i, int r, int c) { coded[State::head(lane, c) * D + 16 * i + 8 * r + lane / 4] = coded_[k]; });
-      __syncwarp();
-    }
+    const int rows = rows_of(p, span.first_row);
+    // f(column, the row's output, factor) of the lane's rows.
+    const auto close = [&](auto&& f) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int row = State::head(lane, c);
-      if (row >= rows_of(p, span.first_row)) continue;
-      const OutputRow to(p, span.sequence, span.kv, span.first_row + row);
-      const Closing closing(p, to, state.max[c], state.sum[c]);
-#pragma unroll
-      for (int i = 0; i < D / 16; ++i) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int dim = 16 * i + 8 * r + lane / 4;
-          float x = model_[(2 * i + r) * kColumns + c];
-          if constexpr (kInt2) x += turned_value<D>(p, span.kv, coded + row * D, dim);
-          p.out[to.index * D + dim] = __float2half_rn(x * closing.factor);
-        }
+      for (int c = 0; c < kColumns; ++c) {
+        const int row = State::head(lane, c);
+        if (row >= rows) continue;
+        const OutputRow to(p, span.sequence, span.kv, span.first_row + row);
+        const Closing closing(p, to, state.max[c], state.sum[c]);
+        f(c, p.out + to.index * D, closing.factor);
+        if (lane < 4 && p.lse != nullptr) p.lse[to.index] = closing.lse();
       }
-      if (lane < 4 && p.lse != nullptr) p.lse[to.index] = closing.lse();
+    };
+    if constexpr (kInt2) {
+      auto* coded = reinterpret_cast<float*>(p.aside + worker * kAside);  // in the order of its dimensions
+      float* model = coded + kRows * D;
+      __syncwarp();
+      close([&](int c, const __half*, float factor) {
+#pragma unroll
+        for (int k = c; k < kValues; k += kColumns) {
+          const int at = State::head(lane, c) * D + k / kColumns * 8 + lane / 4;
+          coded[at] = coded_[k] * factor;
+          model[at] = model_[k] * factor;
+        }
+      });
+      __syncwarp();
+      turn_rows<D, kRows, 1>(p, span.kv, coded, D, rows, lane, 0, 1, [&](int row, int dim, float turned) {
+        const OutputRow to(p, span.sequence, span.kv, span.first_row + row);
+        p.out[to.index * D + dim] = __float2half_rn(model[row * D + dim] + turned);
+      });
+      __syncwarp();
+    } else {
+      close([&](int c, __half* out, float factor) {
+#pragma unroll
+        for (int k = c; k < kValues; k += kColumns) out[k / kColumns * 8 + lane / 4] = __float2half_rn(model_[k] * factor);
+      });
     }
-    if constexpr (kInt2) __syncwarp();
   }
 
  private:
@@ -163,7 +177,7 @@ class HeadSums {
     each([&](int k, int i, int r, int c) { model_[k] = fmaf(coded_sum[c], mean[16 * i + 8 * r], model_[k]); });
   }
   [[nodiscard]] static __device__ float4* aside(const DecodeParams& p, std::uint32_t worker, int lane) {
-    return p.aside + worker * (kValues * 8) + static_cast<std::uint32_t>(lane);
+    return p.aside + worker * kAside + static_cast<std::uint32_t>(lane);
   }
 
   float model_[kValues] = {};

@@ -72,14 +72,37 @@ struct Closing {
   [[nodiscard]] __device__ float lse() const { return all != 0.0F ? (most + log2f(all)) * kLn2 : -INFINITY; }
 };
 
-// Of `int2`: a coordinate in the model's basis of a vector of values as they are coded.
-template <int D>
-[[nodiscard]] __device__ __forceinline__ float turned_value(const DecodeParams& p, int kv, const float* coded, int dim) {
-  const float* matrix = p.layer.value_output + static_cast<std::int64_t>(kv) * D * D + dim;
-  float sum = 0;
-#pragma unroll 16
-  for (int i = 0; i < D; ++i) sum = fmaf(coded[i], __ldg(matrix + i * D), sum);
-  return sum;
+// Of `int2`: values as they are coded, rows of D at a distance of `stride`, turned to the model's basis, f(row, dimension,
+// value). A warp's share are the tasks first, first + step, ...; kParts lanes share a sum, so there are D kParts / 32 tasks.
+template <int D, int kRows, int kParts, class F>
+__device__ __forceinline__ void turn_rows(const DecodeParams& p, int kv, const float* coded, int stride, int rows, int lane,
+                                          int first, int step, F&& f) {
+  constexpr int kDims = 32 / kParts;
+  const int part = lane / kDims;
+#pragma unroll 1
+  for (int task = first; task < D / kDims; task += step) {
+    const int dim = task * kDims + lane % kDims;
+    const float* matrix = p.layer.value_output + static_cast<std::int64_t>(kv) * D * D + dim;
+    float sum[kRows] = {};
+#pragma unroll(kRows == 4 ? 4 : 2)
+    for (int i = part * 4; i < D; i += 4 * kParts) {
+      float m[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) m[j] = __ldg(matrix + (i + j) * D);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 x =
+            r < rows ? *reinterpret_cast<const float4*>(coded + r * stride + i) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+        sum[r] = fmaf(x.x, m[0], fmaf(x.y, m[1], fmaf(x.z, m[2], fmaf(x.w, m[3], sum[r]))));
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int d = kDims; d < 32; d *= 2) sum[r] += __shfl_xor_sync(~0U, sum[r], d);
+      if (r % kParts == part && r < rows) f(r, dim, sum[r]);
+    }
+  }
 }
 
 }  // namespace oscar::cuda
