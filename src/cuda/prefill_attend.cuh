@@ -235,7 +235,7 @@ class TileConsumer {
     for (int r = 0; r < 2; ++r) base[r] = max_[r] > -INFINITY ? -max_[r] : 0.0F;
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = fmaf(s[i], factor_, base[i / 2 % 2]);
-    raised_ = __any_sync(~0U, !settled || highest(s) > kSlack);
+    raised_ = __any_sync(~0U, !settled || !(highest(s) <= kSlack));
     if (raised_) raise_maximum(s);
     float sum[4] = {};  // of row r: r and r + 2
 #pragma unroll
@@ -264,7 +264,7 @@ class TileConsumer {
       }
     }
   }
-  // The largest, where one is positive; else some negative number. Positive floats are ordered as their bits are.
+  // The largest, where one is positive, or NaN; else some negative number. Positive floats are ordered as their bits are.
   __device__ __forceinline__ static float highest(const float (&s)[32]) {
     int part[4];
 #pragma unroll

@@ -108,6 +108,7 @@ __device__ __forceinline__ void fill_prefill_tables(const PrefillParams& p, cons
     const int slot = i % slots;
     *entry(column, basis_index(slot)) = __float2half_rn(weight(column, slot) * factor);
   }
+  for (int i = thread; slots == 0 && i < D * 16; i += kPrefillThreads) *entry(i / 16, i % 16) = __float2half_rn(0.0F);
   publish_stores();
 }
 
@@ -255,7 +256,7 @@ class KeyMaker {
         group_commit();
       }
     }
-    if (slots_ % 32 != 0) {
+    if (slots_ % 32 != 0 || slots_ == 0) {  // without slots: any digits times zeros
       group_wait<0>();
       std::uint32_t a[4];
       const uint2 two = load_shared_8(page + 8U * static_cast<std::uint32_t>(lane_) + 512U * static_cast<std::uint32_t>(pairs));

@@ -46,7 +46,7 @@ struct PrefillMemory {
   }
   __host__ __device__ static constexpr std::uint32_t basis(int slots) { return queries(slots) + kQuery; }
   __host__ __device__ static constexpr std::uint32_t tiles(int slots) {
-    return basis(slots) + static_cast<std::uint32_t>((slots + 63) / 64) * D * 128U;
+    return basis(slots) + static_cast<std::uint32_t>(slots == 0 ? 1 : (slots + 63) / 64) * D * 128U;
   }
   __host__ __device__ static constexpr std::uint32_t bytes(int slots, int stages) {
     return tiles(slots) + static_cast<std::uint32_t>(stages) * kTile + 1024U;
@@ -70,7 +70,6 @@ class RingPlace {
     return 8U * static_cast<std::uint32_t>((stage_ == 0 ? stages : stage_) - 1);
   }
   [[nodiscard]] __device__ std::uint32_t parity() const { return round_ & 1U; }  // of what comes
-  [[nodiscard]] __device__ std::uint32_t round() const { return round_; }
   // What stage held so far.
   [[nodiscard]] __device__ std::uint32_t uses(int stage) const { return round_ + (stage < stage_ ? 1U : 0U); }
   // Until what was there before has been used.

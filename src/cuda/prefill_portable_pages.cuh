@@ -95,7 +95,6 @@ class PortablePages {
   const PrefillUnit& u_;
   std::uint32_t shared_;
   int slots_, thread_;
-  float coded_unit_;     // of what is stored for the logits of a page
   int next_;             // page that is to be fetched
   std::int32_t id_ = 0;  // its id, asked for one page earlier
 };

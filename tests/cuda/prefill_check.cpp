@@ -296,6 +296,7 @@ std::vector<Case> cases(bool quick) {
   add("D 128, one prefix page, no mean", 128, {128}, 0, {4}, {400}, {17});
   add("D 128, window borders", 128, {128, 80}, 1, {4}, {1, 63, 64, 65, 319, 320, 321}, {17, 64, 1, 5, 17, 64, 3});
   add("D 64, uneven heads, mean", 64, {16, 112, 64}, 1, {3, 16, 40}, {700, 0, 97, 1000}, {17, 30, 64, 1});
+  add("D 128, a head without slots", 128, {0, 128}, 1, {4}, {321, 700}, {17, 3});
   add("D 128, group 8, mean, sink logits", 128, uneven, 1, {8, 64, 256, {}, 0, true}, {650, 333}, {17, 40});
   add("D 128, group 7, soft cap", 128, {128, 96}, 1, {7, 64, 256, {}, 0, false, 1, 2.5F}, {400, 3}, {64, 20});
   add("D 128, ids of 64 bits", 128, uneven, 1, {4}, {650, 333, 0}, {17, 64, 3});
