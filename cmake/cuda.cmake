@@ -39,6 +39,9 @@ set_target_properties(oscar_cuda PROPERTIES EXPORT_NAME cuda)
 # An installed package looks for its own CUDA headers (cmake/oscarConfig.cmake.in).
 target_include_directories(oscar_cuda SYSTEM PUBLIC "$<BUILD_INTERFACE:${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}>")
 target_link_libraries(oscar_cuda PUBLIC oscar::oscar)
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+  target_compile_definitions(oscar_cuda PRIVATE OSCAR_CUDA_SM90A)
+endif()
 # The page format is constexpr functions that host and device share.
 target_compile_options(oscar_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra>

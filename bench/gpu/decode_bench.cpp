@@ -17,7 +17,7 @@
 #include "caches.h"
 #include "fill.h"
 #include "oscar/cuda/decode.h"
-#include "paged_world.h"
+#include "random_layer.h"
 
 namespace {
 
@@ -61,12 +61,8 @@ void print_anchors(const Size& size, double us, const nlohmann::json& anchors) {
 
 nlohmann::json measure(const Size& size, double copy, double sustained, bool overlap, const nlohmann::json& anchors) {
   const std::vector<int> slots = bench::slots_of_heads(size.kv_heads, size.dim, size.uneven);
-  const double mean = size.mean ? 1.0 : 0.0;
-  const auto tables_of = [&](const auto& tables) {
-    return std::pair(tables.layout, std::make_unique<cuda::LayerTables>(tables));
-  };
-  const auto [layout, owned] = size.int2 ? tables_of(test::random_int2_tables(size.dim, size.kv_heads, mean, false, 3))
-                                         : tables_of(test::random_tables(size.dim, slots, mean, 3));
+  const test::RandomLayer made_up(size.int2, size.dim, slots, size.mean ? 1.0 : 0.0, false, 3);
+  const std::unique_ptr<cuda::LayerTables> owned = made_up.on_device();
   const cuda::LayerTables& layer = *owned;
   const int sink = 64;
   const int recent = 256;
@@ -79,11 +75,12 @@ nlohmann::json measure(const Size& size, double copy, double sustained, bool ove
   const std::size_t n_pages = batch * page_columns;
   const paged::Tiers tiers = paged::tiers_of(size.length, sink, recent, size.queries);
   const std::size_t bytes =
-      batch * (static_cast<std::size_t>(tiers.pages()) * layout.page_bytes +
+      batch * (static_cast<std::size_t>(tiers.pages()) * made_up.layout().page_bytes +
                static_cast<std::size_t>(tiers.exact_blocks()) * kv_heads * paged::exact_head_values(size.dim) * 2);
   const std::size_t n_caches = std::clamp<std::size_t>((kTouched + bytes - 1) / bytes, 2, 64);
 
-  const std::vector<Cache> caches = bench::random_caches(n_caches, batch, page_columns, block_columns, layout, layer.view());
+  const std::vector<Cache> caches =
+      bench::random_caches(n_caches, batch, page_columns, block_columns, made_up.layout(), layer.view());
   const std::size_t n_query = batch * static_cast<std::size_t>(size.queries * size.group) * kv_heads * dim;
   const DeviceArray<std::uint16_t> q(n_query);
   const DeviceArray<std::uint16_t> out(n_query);

@@ -10,13 +10,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "caches.h"
 #include "cuda/prefill_params.h"
 #include "fill.h"
 #include "oscar/cuda/prefill.h"
-#include "paged_world.h"
+#include "random_layer.h"
 
 namespace {
 
@@ -42,12 +41,8 @@ constexpr int kCaches = 3;
 
 nlohmann::json measure(const Size& size) {
   const std::vector<int> slots = bench::slots_of_heads(size.kv_heads, size.dim, size.uneven);
-  const double mean = size.mean ? 1.0 : 0.0;
-  const auto tables_of = [&](const auto& tables) {
-    return std::pair(tables.layout, std::make_unique<cuda::LayerTables>(tables));
-  };
-  const auto [layout, owned] = size.int2 ? tables_of(test::random_int2_tables(size.dim, size.kv_heads, mean, false, 3))
-                                         : tables_of(test::random_tables(size.dim, slots, mean, 3));
+  const test::RandomLayer made_up(size.int2, size.dim, slots, size.mean ? 1.0 : 0.0, false, 3);
+  const std::unique_ptr<cuda::LayerTables> owned = made_up.on_device();
   const cuda::LayerTables& layer = *owned;
   const int sink = 64;
   const int recent = 256;
@@ -60,7 +55,8 @@ nlohmann::json measure(const Size& size) {
   const std::size_t block_columns = test::size_of(sink / paged::kBlockTokens + ring);
   const std::size_t n_pages = batch * page_columns;
 
-  const std::vector<Cache> caches = bench::random_caches(kCaches, batch, page_columns, block_columns, layout, layer.view());
+  const std::vector<Cache> caches =
+      bench::random_caches(kCaches, batch, page_columns, block_columns, made_up.layout(), layer.view());
   const std::size_t tokens = batch * test::size_of(size.chunk);
   const DeviceArray<std::uint16_t> q(tokens * test::size_of(size.group) * kv_heads * dim);
   const DeviceArray<std::uint16_t> k(tokens * kv_heads * dim);

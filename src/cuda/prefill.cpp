@@ -14,6 +14,11 @@ namespace {
 constexpr int kMaxBatch = 1 << 16;
 constexpr int kMaxTokens = 1 << 22;
 constexpr int kMaxGroup = 16;
+#ifdef OSCAR_CUDA_SM90A
+constexpr bool kWgmmaBuilt = true;
+#else
+constexpr bool kWgmmaBuilt = false;  // its kernel has no code where sm_90a is not among the architectures built
+#endif
 
 void check_arguments(const PrefillArgs& a) {
   if (a.layer == nullptr) fail("cuda prefill: the layer's tables are missing");
@@ -55,10 +60,10 @@ cudaError_t launch(PrefillKernel kernel, PrefillParams& p, const DeviceLimits& d
 
 }  // namespace
 
-PrefillKernel choose_prefill_kernel(const LayerView& layer, int major) {
+PrefillKernel choose_prefill_kernel(const LayerView& layer, int major, bool wgmma_built) {
   if (major < 8) fail("cuda prefill: a GPU of compute capability {}.x; 8.0 or later is needed", major);
-  return major == 9 && layer.codec == paged::PageCodec::spectral && layer.head_dim <= 128 ? PrefillKernel::wgmma
-                                                                                          : PrefillKernel::portable;
+  const bool served = layer.codec == paged::PageCodec::spectral && layer.head_dim <= 128;
+  return wgmma_built && major == 9 && served ? PrefillKernel::wgmma : PrefillKernel::portable;
 }
 
 void prefill(const PrefillArgs& args, cudaStream_t stream) { prefill_with(std::nullopt, args, stream); }
@@ -93,9 +98,13 @@ void prefill_with(std::optional<PrefillKernel> kernel, const PrefillArgs& args, 
   p.lse = args.lse;
   const DeviceLimits& device = current_device();
   p.shared_bytes = device.shared_bytes;
-  const PrefillKernel by_device = choose_prefill_kernel(p.layer, device.major);
+  const PrefillKernel by_device = choose_prefill_kernel(p.layer, device.major, kWgmmaBuilt);
+  if (kernel == PrefillKernel::wgmma && by_device != PrefillKernel::wgmma)
+    fail("cuda prefill: the wgmma kernel does not serve this layer on this GPU");
   bool fits = true;
   check(launch(kernel.value_or(by_device), p, device, stream, &fits), "the launch of a prefill");
+  if (!fits && !kernel && by_device == PrefillKernel::wgmma)  // the portable kernel's pages take less
+    check(launch(PrefillKernel::portable, p, device, stream, &fits), "the launch of a prefill");
   if (!fits) fail("cuda prefill: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
 }
 

@@ -8,6 +8,8 @@
 
 #include "cuda/prefill_keys.cuh"
 #include "cuda/prefill_values.cuh"
+#include "cuda/softmax.cuh"
+#include "cuda/warp_reduce.cuh"
 
 namespace oscar::cuda {
 
@@ -135,12 +137,7 @@ class TileConsumer {
   __device__ __forceinline__ void load_queries(bool coded) {
     const auto* order = reinterpret_cast<const std::uint16_t*>(memory_ + Memory::kOrder);
     const int row = 64 * group_ + thread_ / 2;
-    const __half* from = nullptr;
-    if (row < u_.rows) {
-      const int at = u_.first_row + row;
-      const std::int64_t token = u_.first_token + at / p_.group;
-      from = p_.q + ((token * p_.layer.n_head_kv + u_.kv) * p_.group + at % p_.group) * D;
-    }
+    const __half* from = row < u_.rows ? p_.q + u_.row_index(p_, row) * D : nullptr;
     float shift = 0;
 #pragma unroll 4
     for (int i = 0; i < D / 16; ++i) {
@@ -222,11 +219,7 @@ class TileConsumer {
       const float inner = 2.0F * kLog2E * p_.scale / p_.soft_cap;
       const float cap = p_.soft_cap * kLog2E;
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {  // tanh(|x|) = 1 - 2 / (e^(2 |x|) + 1)
-        if (Tiles::kCoded) s[i] += shift_[i / 2 % 2];
-        const float e = exp2_fast(inner * fabsf(s[i]));
-        s[i] = copysignf(cap - __fdividef(2.0F * cap, e + 1.0F), s[i]);
-      }
+      for (int i = 0; i < 32; ++i) s[i] = soft_capped(Tiles::kCoded ? s[i] + shift_[i / 2 % 2] : s[i], inner, cap);
     }
     const bool settled = tiles.settled();
     if (!settled && !tiles.whole()) mask(s, tiles);
@@ -283,8 +276,7 @@ class TileConsumer {
       float most = -INFINITY;
 #pragma unroll
       for (int i = 0; i < 16; ++i) most = fmaxf(most, s[i / 2 * 4 + 2 * r + i % 2]);
-      most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
+      most = quad_max(most);
       const bool first = max_[r] == -INFINITY;
       const float by = first && most > -INFINITY ? most : fmaxf(most, 0.0F);
       shrink_[r] = first ? 1.0F : exp2_fast(-by);
@@ -349,28 +341,16 @@ class TileConsumer {
   __device__ __forceinline__ void store() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum_[r] += __shfl_xor_sync(~0U, sum_[r], 1);
-      sum_[r] += __shfl_xor_sync(~0U, sum_[r], 2);
+      const float sum = quad_sum(sum_[r]);
       const int row = row_ + 8 * r;
       if (row >= u_.rows) continue;
-      const int at = u_.first_row + row;
-      const std::int64_t token = u_.first_token + at / p_.group;
-      const int head = u_.kv * p_.group + at % p_.group;
-      const std::int64_t to = token * p_.layer.n_head_kv * p_.group + head;
-      float shrink = 1.0F;
-      if (p_.sinks != nullptr) {
-        const float sink = p_.sinks[head] * kLog2E;
-        const float now = fmaxf(max_[r], sink);
-        shrink = exp2f(max_[r] - now);
-        sum_[r] = sum_[r] * shrink + exp2f(sink - now);
-        max_[r] = now;
-      }
-      const float inverse = sum_[r] > 0.0F ? shrink / sum_[r] : 0.0F;
+      const RowEnd end(p_, u_.query_head(p_, row), max_[r], sum);
+      const std::int64_t to = u_.row_index(p_, row);
       auto* out = reinterpret_cast<__half2*>(p_.out + to * D + lane_ % 4 * 2);
 #pragma unroll
       for (int j = 0; j < D / 8; ++j)
-        out[4 * j] = __floats2half2_rn(out_[4 * j + 2 * r] * inverse, out_[4 * j + 2 * r + 1] * inverse);
-      if (p_.lse != nullptr && lane_ % 4 == 0) p_.lse[to] = sum_[r] > 0.0F ? (max_[r] + log2f(sum_[r])) * kLn2 : -INFINITY;
+        out[4 * j] = __floats2half2_rn(out_[4 * j + 2 * r] * end.factor, out_[4 * j + 2 * r + 1] * end.factor);
+      if (p_.lse != nullptr && lane_ % 4 == 0) p_.lse[to] = end.lse;
     }
   }
 
@@ -446,7 +426,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
     cluster_sync();  // no block leaves while the other one may still write to it
   }
 #else
-  __trap();  // refused by the host
+  __trap();  // built without sm_90a
 #endif
 }
 

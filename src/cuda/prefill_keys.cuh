@@ -318,15 +318,11 @@ class KeyMaker {
   __device__ __forceinline__ void finish(float (&k)[D / 2], const float (&gain)[2]) {
     const int t = lane_ % 4;
     const int token = tile_token(16 * warp_ + lane_ / 4) % 16;  // of row 0; that of row 1 is 8 further, or before
-    std::uint32_t pair_means = means() + mean_place<D>(0, t);
-    std::uint32_t turns = shared_ + Memory::kTurns + mean_place<D>(token, t);
-    const int row = 16 * warp_ + lane_ % 16;
-    std::uint32_t to = keys() + swizzled(row, lane_ / 16);
-    std::uint32_t other_turns = turns + static_cast<std::uint32_t>((token < 8 ? 8 : -8) * (4 * D));
-    made_here(pair_means);
-    made_here(turns);
-    made_here(other_turns);
-    made_here(to);
+    // Once for all pages these would take registers.
+    const std::uint32_t pair_means = computed_anew(means() + mean_place<D>(0, t));
+    const std::uint32_t turns = computed_anew(shared_ + Memory::kTurns + mean_place<D>(token, t));
+    const std::uint32_t other_turns = computed_anew(turns + static_cast<std::uint32_t>((token < 8 ? 8 : -8) * (4 * D)));
+    const std::uint32_t to = computed_anew(keys() + swizzled(16 * warp_ + lane_ % 16, lane_ / 16));
     float4 w[2], e[2][2];
     const auto load = [&](int j) {
       w[j / 2 % 2] = load_shared_float4(mean_place(pair_means, j));
@@ -351,8 +347,6 @@ class KeyMaker {
                    out[0], out[1], out[2], out[3]);
     }
   }
-  // Keeps the compiler from computing what follows from x once for all pages: that would take registers.
-  __device__ __forceinline__ static void made_here(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
 
   const PrefillParams& p_;
   const PrefillUnit& u_;

@@ -1,8 +1,6 @@
 // Launch of a prefill, included once per head_dim.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/prefill_attend.cuh"
 
 namespace oscar::cuda {
@@ -17,9 +15,7 @@ cudaError_t launch(PrefillParams& p, int device, cudaStream_t stream, bool* fits
   const cudaError_t raised = kernels(
       device, [&] { return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes); });
   if (raised != cudaSuccess) return raised;
-  // As many pieces as the longest chunks can have.
-  constexpr int kRows = kPrefillRows * kBlocks;
-  p.units = static_cast<int>((std::int64_t{p.n_tokens} * p.group + kRows - 1) / kRows) + std::min(p.batch, p.n_tokens) - 1;
+  p.units = most_units(p, kPrefillRows * kBlocks);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(p.units * p.layer.n_head_kv * kBlocks));
   config.blockDim = dim3(kPrefillThreads);

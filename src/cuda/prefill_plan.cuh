@@ -100,6 +100,14 @@ struct PrefillUnit {
     return u;
   }
 
+  // Of a query row of the block: its query head, and its place in [n_tokens, n_head].
+  [[nodiscard]] __device__ int query_head(const PrefillParams& p, int row) const {
+    return kv * p.group + (first_row + row) % p.group;
+  }
+  [[nodiscard]] __device__ std::int64_t row_index(const PrefillParams& p, int row) const {
+    const std::int64_t token = first_token + (first_row + row) / p.group;
+    return token * (p.layer.n_head_kv * p.group) + query_head(p, row);
+  }
   [[nodiscard]] __device__ int row_position(int row, int group) const {
     return row < rows ? start + (first_row + row) / group : -1;
   }

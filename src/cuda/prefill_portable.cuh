@@ -84,7 +84,7 @@ class PortablePrefill {
     }
     if constexpr (kInt2) {
       centre();
-      const float weight[2] = {RowSoftmax::over_row(softmax_.sum[0]), RowSoftmax::over_row(softmax_.sum[1])};
+      const float weight[2] = {quad_sum(softmax_.sum[0]), quad_sum(softmax_.sum[1])};
       rotate_sums<D>(p_, u_.kv, queries_.own(), weight, computed_anew(lane_), out_);
     }
     if (kInt2 || p_.layer.n_pairs > 0) queries_.load(constant);
@@ -154,8 +154,8 @@ class PortablePrefill {
     const uint2 both = load_shared_8(table + static_cast<std::uint32_t>(32 * j));
     return make_float2(__uint_as_float(both.x), __uint_as_float(both.y));
   }
-  // `int2`: weights of digits are P times step in a unit that follows the largest step of a page, so that they fit binary16
-  // whatever the size of values. What they are to be multiplied by.
+  // `int2`: weights of digits are P times step in a unit that follows the largest step of a page, so that they do not overflow
+  // binary16 whatever the size of values. What they are to be multiplied by.
   __device__ __forceinline__ float follow_steps(std::uint32_t table) {
     const float most = fmaxf(load_shared_float(table + Memory::kSteps + 8U), load_shared_float(table + Memory::kSteps + 12U));
     const int exponent = most > 0.0F ? ilogbf(most) : -100;
@@ -173,8 +173,7 @@ class PortablePrefill {
     return ldexpf(1.0F, -step_exponent_);
   }
   __device__ __forceinline__ void centre() {
-    centre_sums<D>(out_, weight_, kInt2 ? ldexpf(1.0F, step_exponent_) : 1.0F,
-                   {RowSoftmax::over_row(offset_[0]), RowSoftmax::over_row(offset_[1])});
+    centre_sums<D>(out_, weight_, kInt2 ? ldexpf(1.0F, step_exponent_) : 1.0F, {quad_sum(offset_[0]), quad_sum(offset_[1])});
 #pragma unroll
     for (float& w : weight_) w = 0;
   }
@@ -267,27 +266,16 @@ class PortablePrefill {
   __device__ __forceinline__ void store() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = RowSoftmax::over_row(softmax_.sum[r]);
-      float most = softmax_.max[r];
+      const float sum = quad_sum(softmax_.sum[r]);
       const int row = row_ + 8 * r;
       if (row >= u_.rows) continue;
-      const int at = u_.first_row + row;
-      const std::int64_t token = u_.first_token + at / p_.group;
-      const int head = u_.kv * p_.group + at % p_.group;
-      const std::int64_t to = token * p_.layer.n_head_kv * p_.group + head;
-      float shrink = 1.0F;
-      if (p_.sinks != nullptr) {
-        const float sink = p_.sinks[head] * kLog2E;
-        const float now = fmaxf(most, sink);
-        shrink = exp2f(most - now);
-        sum = sum * shrink + exp2f(sink - now);
-        most = now;
-      }
-      const float inverse = sum > 0.0F ? shrink / sum : 0.0F;
+      const RowEnd end(p_, u_.query_head(p_, row), softmax_.max[r], sum);
+      const std::int64_t to = u_.row_index(p_, row);
       auto* out = reinterpret_cast<__half2*>(p_.out + to * D + lane_ % 4 * 2);
 #pragma unroll
-      for (int j = 0; j < D / 8; ++j) out[4 * j] = __floats2half2_rn(out_[j][2 * r] * inverse, out_[j][2 * r + 1] * inverse);
-      if (p_.lse != nullptr && lane_ % 4 == 0) p_.lse[to] = sum > 0.0F ? (most + log2f(sum)) * kLn2 : -INFINITY;
+      for (int j = 0; j < D / 8; ++j)
+        out[4 * j] = __floats2half2_rn(out_[j][2 * r] * end.factor, out_[j][2 * r + 1] * end.factor);
+      if (p_.lse != nullptr && lane_ % 4 == 0) p_.lse[to] = end.lse;
     }
   }
 

@@ -34,7 +34,7 @@ struct PortableMemory {
 
   // Coded tier: two tables of a page each, queries in the basis of the codes as A fragments, pages.
   // A table, floats: [64] factors of the digits of keys, [64] of values, `int2`: [64] offsets of keys, [64] of values, [4]
-  // largest step of the page's values, by warp; then the page's RoPE means, [pairs / 2] float4.
+  // largest step by warp, the last two the values'; then the page's RoPE means, [pairs / 2] float4.
   static constexpr std::uint32_t kOffsets = 512;
   static constexpr std::uint32_t kSteps = 1024;
   static constexpr std::uint32_t kMeans = kInt2 ? 1040 : 512;

@@ -7,7 +7,7 @@
 // results. No tile of keys or values is made, and lanes read a page as it was copied.
 #pragma once
 
-#include "cuda/primitives.cuh"
+#include "cuda/warp_reduce.cuh"
 #include "oscar/paged/page_format.h"
 
 namespace oscar::cuda {
@@ -18,6 +18,9 @@ inline constexpr std::uint32_t kTwoOnes = 0x3C003C00U;  // of binary16
 __device__ __forceinline__ int slot_of_column(int k) { return k % 8 / 2 * 4 + k % 2 * 2 + k / 8; }
 // What undoes field e of a digit.
 [[nodiscard]] __host__ __device__ constexpr float field_unit(int e) { return 0x1p24F / static_cast<float>(1 << (2 * e)); }
+
+// Binary exponent of x, kept away from the ends of binary32; 0 of what is not positive and finite.
+__device__ __forceinline__ int exponent_of(float x) { return x > 0.0F && x < 3e38F ? min(max(ilogbf(x), -100), 100) : 0; }
 
 __device__ __forceinline__ void mma(float (&d)[4], const uint4& a, std::uint32_t b0, std::uint32_t b1) {
   mma(d, a.x, a.y, a.z, a.w, b0, b1);
@@ -214,8 +217,7 @@ __device__ __forceinline__ void add_means(std::uint32_t queries, std::uint32_t m
   for (int step = fast_steps; step < steps; ++step) add_step(true);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    still[r] += __shfl_xor_sync(~0U, still[r], 1);
-    still[r] += __shfl_xor_sync(~0U, still[r], 2);
+    still[r] = quad_sum(still[r]);
   }
 #pragma unroll
   for (int j = 4; j < 8; ++j) {

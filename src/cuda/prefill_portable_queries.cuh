@@ -58,8 +58,8 @@ class PortableQueries {
     float most = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      logit[r] = over_row(logit[r]) * (p_.scale * kLog2E);
-      const float norm = over_row(squares[r]);
+      logit[r] = quad_sum(logit[r]) * (p_.scale * kLog2E);
+      const float norm = quad_sum(squares[r]);
       if (norm < 3e38F) most = fmaxf(most, norm);  // a query that is not finite is the only one that suffers
     }
     most = warp_max(most);
@@ -173,19 +173,10 @@ class PortableQueries {
   [[nodiscard]] __device__ const __half* row(int r) const {
     const int row = 16 * warp_ + lane_ / 4 + 8 * r;
     if (row >= u_.rows) return nullptr;
-    const int at = u_.first_row + row;
-    const std::int64_t token = u_.first_token + at / p_.group;
-    return p_.q + ((token * p_.layer.n_head_kv + u_.kv) * p_.group + at % p_.group) * D;
+    return p_.q + u_.row_index(p_, row) * D;
   }
   [[nodiscard]] __device__ std::uint32_t row_data(int r) const {
     return shared_ + Memory::kRows + static_cast<std::uint32_t>(8 * (16 * warp_ + lane_ / 4 + 8 * r));
-  }
-  static __device__ __forceinline__ float over_row(float x) {
-    x += __shfl_xor_sync(~0U, x, 1);
-    return x + __shfl_xor_sync(~0U, x, 2);
-  }
-  static __device__ __forceinline__ int exponent_of(float x) {
-    return x > 0.0F && x < 3e38F ? min(max(ilogbf(x), -100), 100) : 0;
   }
   static __device__ __forceinline__ std::uint32_t both(const __half* row, int low, int high) {
     const __half2 x = __halves2half2(__ldg(row + low), __ldg(row + high));

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "cuda/decode_plan.cuh"
-#include "cuda/primitives.cuh"
+#include "cuda/softmax.cuh"
+#include "cuda/warp_reduce.cuh"
 
 namespace oscar::cuda {
 
@@ -34,8 +35,7 @@ struct RowSoftmax {
     if (raised) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0U, most[r], 1));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0U, most[r], 2));
+        most[r] = quad_max(most[r]);
         const float before = base(r);
         const float now = fmaxf(max[r], before + most[r]);
         shrink[r] = now > max[r] ? exp2_fast(max[r] - now) : 1.0F;
@@ -70,17 +70,8 @@ struct RowSoftmax {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // tanh(|x|) = 1 - 2 / (e^(2 |x|) + 1)
-        const float e = exp2_fast(inner * fabsf(x[j][i]));
-        x[j][i] = copysignf(cap - __fdividef(2.0F * cap, e + 1.0F), x[j][i]) - from[i / 2];
-      }
+      for (int i = 0; i < 4; ++i) x[j][i] = soft_capped(x[j][i], inner, cap) - from[i / 2];
     }
-  }
-
-  // Over the lanes of a row.
-  [[nodiscard]] __device__ static __forceinline__ float over_row(float x) {
-    x += __shfl_xor_sync(~0U, x, 1);
-    return x + __shfl_xor_sync(~0U, x, 2);
   }
 };
 

@@ -93,9 +93,7 @@ __device__ __forceinline__ void rotate_sums(const PrefillParams& p, int kv, std:
     float most = 0;
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) most = fmaxf(most, fmaxf(fabsf(x[j][2 * r]), fabsf(x[j][2 * r + 1])));
-    most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
-    const int exponent = most > 0.0F && most < 3e38F ? min(max(ilogbf(most), -100), 100) : 0;
+    const int exponent = exponent_of(quad_max(most));
     unit[r] = ldexpf(1.0F, exponent);
     inverse[r] = ldexpf(1.0F, -exponent);
   }

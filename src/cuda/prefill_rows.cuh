@@ -1,4 +1,4 @@
-// Where the exact rows of a prefill stand: in the chunk's own k and v, or in blocks.
+// Rows of a prefill: where exact ones stand, in the chunk's own k and v, or in blocks, and the end of a query's.
 #pragma once
 
 #include "cuda/prefill_plan.cuh"
@@ -25,5 +25,23 @@ __device__ __forceinline__ const uint4* exact_row(const PrefillParams& p, const 
   }
   return reinterpret_cast<const uint4*>(row);
 }
+
+// Of a query row whose sums are complete: what they are to be multiplied by, and the logarithm of its sum of exponentials.
+struct RowEnd {
+  float factor, lse;
+  // most: base-2 logarithm that sum is relative to.
+  __device__ __forceinline__ RowEnd(const PrefillParams& p, int query_head, float most, float sum) {
+    float shrink = 1.0F;
+    if (p.sinks != nullptr) {
+      const float sink = p.sinks[query_head] * kLog2E;
+      const float now = fmaxf(most, sink);
+      shrink = exp2f(most - now);
+      sum = sum * shrink + exp2f(sink - now);
+      most = now;
+    }
+    factor = sum > 0.0F ? shrink / sum : 0.0F;
+    lse = sum > 0.0F ? (most + log2f(sum)) * kLn2 : -INFINITY;
+  }
+};
 
 }  // namespace oscar::cuda

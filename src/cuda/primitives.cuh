@@ -163,7 +163,8 @@ __device__ __forceinline__ void copy_16_if(bool wanted, std::uint32_t to, const 
 __device__ __forceinline__ void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // What follows from x is computed where it is used, instead of being kept in registers.
-__device__ __forceinline__ int computed_anew(int x) {
+template <class T>
+__device__ __forceinline__ T computed_anew(T x) {
   asm volatile("" : "+r"(x));
   return x;
 }

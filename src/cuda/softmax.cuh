@@ -8,6 +8,12 @@
 
 namespace oscar::cuda {
 
+// cap tanh(inner x ln(2) / 2), by tanh(|y|) = 1 - 2 / (e^(2 |y|) + 1).
+__device__ __forceinline__ float soft_capped(float x, float inner, float cap) {
+  const float e = exp2_fast(inner * fabsf(x));
+  return copysignf(cap - __fdividef(2.0F * cap, e + 1.0F), x);
+}
+
 template <bool kWide>
 struct SoftmaxState {
   static constexpr int kColumns = kWide ? 2 : 1;  // query rows of a lane
@@ -68,17 +74,14 @@ struct SoftmaxState {
   // y: base-2 logits minus max, becomes cap tanh(logit / cap) minus max; cap in base 2.
   template <int kGroups>
   __device__ __forceinline__ void soft_cap(float (&y)[kGroups][kRows][kColumns], float cap) const {
-    const float inverse = 1.0F / cap;
+    const float inner = 2.0F * 1.4426950408889634F * (1.0F / cap);
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          const float x = y[j][r][c] + max[c];
-          // tanh(|x|) = 1 - 2 / (e^(2 |x|) + 1)
-          const float e = exp2_fast(2.0F * 1.4426950408889634F * inverse * fabsf(x));
-          y[j][r][c] = copysignf(cap - __fdividef(2.0F * cap, e + 1.0F), x) - max[c];
+          y[j][r][c] = soft_capped(y[j][r][c] + max[c], inner, cap) - max[c];
         }
       }
     }

@@ -13,7 +13,7 @@
 #include "cuda/runtime.h"
 #include "device_ids.h"
 #include "oscar/cuda/decode.h"
-#include "paged_world.h"
+#include "random_layer.h"
 
 namespace {
 
@@ -43,8 +43,7 @@ struct Case {
 class OnDevice {
  public:
   OnDevice(const PagedWorld& world, std::size_t far_bytes, test::Wide wide = test::Wide::none)
-      : tables_(world.int2_tables() != nullptr ? std::make_unique<cuda::LayerTables>(*world.int2_tables())
-                                               : std::make_unique<cuda::LayerTables>(world.tables())),
+      : tables_(test::on_device(world.spectral_tables(), world.int2_tables())),
         q_(world.q),
         blocks_(world.blocks),
         lengths_(world.shape().lengths),
@@ -178,14 +177,8 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
 }
 
 bool run_case(const Case& c, bool quick) {
-  paged::SpectralTables tables;
-  paged::Int2Tables int2_tables;
-  if (c.int2) {
-    int2_tables = test::random_int2_tables(c.dim, static_cast<int>(c.slots.size()), c.mean, c.values_mean, 7);
-  } else {
-    tables = test::random_tables(c.dim, c.slots, c.mean, 7);
-  }
-  const PagedWorld world = c.int2 ? PagedWorld(int2_tables, c.shape, 11) : PagedWorld(tables, c.shape, 11);
+  const test::RandomLayer layer(c.int2, c.dim, c.slots, c.mean, c.values_mean, 7);
+  const PagedWorld world = layer.world(c.shape, 11);
   OnDevice device(world, c.far_bytes, c.wide);
   device.run();
   check(cudaDeviceSynchronize(), c.name);

@@ -197,7 +197,8 @@ class PagedWorld {
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(tables_.layout.head_dim)); }
   [[nodiscard]] const WorldShape& shape() const { return shape_; }
   [[nodiscard]] const paged::PageLayout& layout() const { return tables_.layout; }
-  [[nodiscard]] const paged::SpectralTables& tables() const { return *spectral_; }
+  // The other one is null.
+  [[nodiscard]] const paged::SpectralTables* spectral_tables() const { return spectral_; }
   [[nodiscard]] const paged::Int2Tables* int2_tables() const { return int2_; }
 
   std::vector<std::uint16_t> q, blocks;

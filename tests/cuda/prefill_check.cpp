@@ -14,7 +14,7 @@
 #include "cuda/runtime.h"
 #include "device_ids.h"
 #include "oscar/cuda/prefill.h"
-#include "paged_world.h"
+#include "random_layer.h"
 
 namespace {
 
@@ -115,8 +115,7 @@ class OnDevice {
   OnDevice(const PagedWorld& world, const Inputs& in, std::size_t far_bytes, test::Wide wide,
            std::optional<cuda::PrefillKernel> kernel)
       : kernel_(kernel),
-        tables_(world.int2_tables() != nullptr ? std::make_unique<cuda::LayerTables>(*world.int2_tables())
-                                               : std::make_unique<cuda::LayerTables>(world.tables())),
+        tables_(test::on_device(world.spectral_tables(), world.int2_tables())),
         q_(in.q),
         k_(in.k),
         v_(in.v),
@@ -249,16 +248,10 @@ Errors compare(const PagedWorld& world, const Inputs& in, const std::vector<std:
 }
 
 bool run_case(const Case& c, bool quick) {
-  paged::SpectralTables tables;
-  paged::Int2Tables int2_tables;
-  if (c.int2) {
-    int2_tables = test::random_int2_tables(c.dim, static_cast<int>(c.slots.size()), c.mean, c.values_mean, 7);
-  } else {
-    tables = test::random_tables(c.dim, c.slots, c.mean, 7);
-  }
+  const test::RandomLayer layer(c.int2, c.dim, c.slots, c.mean, c.values_mean, 7);
   WorldShape shape = c.shape;
   shape.queries = *std::max_element(c.chunks.begin(), c.chunks.end());
-  const PagedWorld world = c.int2 ? PagedWorld(int2_tables, shape, 11) : PagedWorld(tables, shape, 11);
+  const PagedWorld world = layer.world(shape, 11);
   const Inputs in = inputs_of(world, c.chunks);
   OnDevice device(world, in, c.far_bytes, c.wide, c.portable ? std::optional(cuda::PrefillKernel::portable) : std::nullopt);
   device.run();
@@ -331,6 +324,7 @@ std::vector<Case> cases(bool quick) {
   add("D 128, large mean", 128, {128, 128}, 10, {4}, {9000, 5000}, {70, 333});
   add("D 128, 60000 tokens", 128, {128, 128}, 1, {1}, {60000}, {130});
   add("D 128, uneven heads", 128, uneven, 1, {4}, {3000, 401}, {333, 64});
+  add("D 128, heads of up to 368 slots", 128, {368, 16, 128}, 1, {4}, {3000, 401}, {333, 64});
   add("D 128, group 1", 128, {128, 112}, 1, {1}, {5000, 3}, {333, 17});
   add("D 128, group 16, ragged", 128, {128, 112}, 1, {16}, {5000, 3, 321, 64}, {333, 17, 1, 64});
   add("D 128, group 7, no mean", 128, {112, 128}, 0, {7}, {5000, 300}, {333, 64});

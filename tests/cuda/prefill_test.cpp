@@ -21,17 +21,23 @@ std::string message(const PrefillArgs& args) {
   return "no error";
 }
 
+// All that is asked for but tensors.
+PrefillArgs without_tensors(const LayerView& layer) {
+  PrefillArgs args;
+  args.layer = &layer;
+  args.batch = 2;
+  args.n_tokens = 100;
+  args.group = 4;
+  args.page_columns = 10;
+  args.ring = 17;
+  return args;
+}
+
 TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
   LayerView layer;
   layer.n_head_kv = 8;
   layer.head_dim = 128;
-  PrefillArgs good;
-  good.layer = &layer;
-  good.batch = 2;
-  good.n_tokens = 100;
-  good.group = 4;
-  good.page_columns = 10;
-  good.ring = 17;
+  const PrefillArgs good = without_tensors(layer);
   EXPECT_THAT(message(good), testing::HasSubstr("a tensor is missing"));
   const auto refused = [&](auto&& change, const char* why) {
     PrefillArgs args = good;
@@ -57,13 +63,7 @@ TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
 TEST(PrefillHost, BothCodecsAndAllHeadDimsAreServed) {
   LayerView layer;
   layer.n_head_kv = 8;
-  PrefillArgs args;
-  args.layer = &layer;
-  args.batch = 2;
-  args.n_tokens = 100;
-  args.group = 4;
-  args.page_columns = 10;
-  args.ring = 17;
+  const PrefillArgs args = without_tensors(layer);
   for (const paged::PageCodec codec : {paged::PageCodec::spectral, paged::PageCodec::int2}) {
     for (const int head_dim : {64, 128, 256}) {
       layer.codec = codec;
@@ -76,16 +76,17 @@ TEST(PrefillHost, BothCodecsAndAllHeadDimsAreServed) {
 TEST(PrefillHost, WhichKernelServesWhat) {
   LayerView layer;
   layer.head_dim = 128;
-  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::wgmma);
-  EXPECT_EQ(choose_prefill_kernel(layer, 8), PrefillKernel::portable);
-  EXPECT_EQ(choose_prefill_kernel(layer, 10), PrefillKernel::portable);
-  EXPECT_THROW((void)choose_prefill_kernel(layer, 7), Error);
+  EXPECT_EQ(choose_prefill_kernel(layer, 9, true), PrefillKernel::wgmma);
+  EXPECT_EQ(choose_prefill_kernel(layer, 8, true), PrefillKernel::portable);
+  EXPECT_EQ(choose_prefill_kernel(layer, 10, true), PrefillKernel::portable);
+  EXPECT_THROW((void)choose_prefill_kernel(layer, 7, true), Error);
+  EXPECT_EQ(choose_prefill_kernel(layer, 9, false), PrefillKernel::portable);  // built without sm_90a
   layer.head_dim = 256;
-  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::portable);
+  EXPECT_EQ(choose_prefill_kernel(layer, 9, true), PrefillKernel::portable);
   layer.head_dim = 64;
-  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::wgmma);
+  EXPECT_EQ(choose_prefill_kernel(layer, 9, true), PrefillKernel::wgmma);
   layer.codec = paged::PageCodec::int2;
-  EXPECT_EQ(choose_prefill_kernel(layer, 9), PrefillKernel::portable);
+  EXPECT_EQ(choose_prefill_kernel(layer, 9, true), PrefillKernel::portable);
 }
 
 }  // namespace

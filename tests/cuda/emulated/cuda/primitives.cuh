@@ -140,7 +140,10 @@ inline void copy_16_if(bool wanted, std::uint32_t to, const void* from) {
 inline void copy_16(std::uint32_t to, const void* from) { copy_16_if(true, to, from); }
 inline void copies_arrived() {}
 
-inline int computed_anew(int x) { return x; }
+template <class T>
+T computed_anew(T x) {
+  return x;
+}
 inline void fence_device() {}
 // Blocks run one after the other: what one waits for must have been done.
 inline void wait_until_set(const std::uint32_t* flag) {
