@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy on the sources of src/, hosts/ and tools/.
+"""Runs clang-tidy on the sources of src/, hosts/ and tools/, each as its own target compiles it.
 
 usage: tidy.py BUILD-DIRECTORY
 
@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from common import CACHE, ROOT, Failure, main, say
@@ -38,13 +39,18 @@ def dependencies(build):
     return result
 
 
-def check(source, command, files, version, build):
+def output_of(unit):
+    return re.search(r" -o (\S+)", unit["command"])[1]
+
+
+def check(source, command, files, version, database):
     parts = [version, content_digest(ROOT / ".clang-tidy"), command.replace(str(ROOT), "")]
-    parts += sorted(f"{os.path.relpath(file, ROOT)} {content_digest(file)}" for file in files)
+    # Named from the checkout where they lie in it: another checkout of the same files is known.
+    parts += sorted(f"{file.removeprefix(f'{ROOT}/')} {content_digest(file)}" for file in files)
     remembered = CACHE / "tidy" / hashlib.sha256("\n".join(parts).encode()).hexdigest()
     if remembered.exists():
         return None
-    result = subprocess.run(["clang-tidy", "--quiet", "-p", str(build), source], capture_output=True, text=True)
+    result = subprocess.run(["clang-tidy", "--quiet", "-p", database, source], capture_output=True, text=True)
     if result.returncode != 0:
         return result.stdout + result.stderr
     remembered.parent.mkdir(parents=True, exist_ok=True)
@@ -59,18 +65,21 @@ def run_main():
     build = Path(sys.argv[1]).resolve()
     recorded = dependencies(build)
     version = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True, check=True).stdout
+    # Tests compile some of these files again. clang-tidy would look at a file once for each command that it knows.
     units = [unit for unit in json.loads((build / "compile_commands.json").read_text())
-             if any(Path(unit["file"]).is_relative_to(folder) for folder in FOLDERS) and not unit["file"].endswith(".cu")]
+             if any(Path(unit["file"]).is_relative_to(folder) for folder in FOLDERS) and not unit["file"].endswith(".cu")
+             and not output_of(unit).startswith("tests/")]
     if not units:
         raise Failure(f"{build} compiles nothing of src/, hosts/ and tools/; build it first")
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with tempfile.TemporaryDirectory() as database, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        (Path(database) / "compile_commands.json").write_text(json.dumps(units))
         futures = {}
         for unit in units:
             # A unit that was not built yet has no recorded headers, so nothing can be remembered about it.
-            files = recorded.get(re.search(r" -o (\S+)", unit["command"])[1])
+            files = recorded.get(output_of(unit))
             if files is None:
                 raise Failure(f"{unit['file']} was not built in {build}; build it first")
-            futures[pool.submit(check, unit["file"], unit["command"], files, version, build)] = unit["file"]
+            futures[pool.submit(check, unit["file"], unit["command"], files, version, database)] = unit["file"]
         findings = 0
         for number, future in enumerate(concurrent.futures.as_completed(futures), 1):
             if message := future.result():

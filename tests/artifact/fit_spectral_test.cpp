@@ -443,9 +443,8 @@ TEST(FitSpectral, NeedsImportance) {
 }
 
 // Output energies that put the noise of coded keys, relative to the output, at `relative` when K has `bits`.
-std::vector<HeadMoments> with_noise(const Activations& a, double bits, double relative) {
-  std::vector<HeadMoments> heads = heads_of(a);
-  const Fitted f = fitted(a);
+std::vector<HeadMoments> with_noise(const Fitted& f, double bits, double relative) {
+  std::vector<HeadMoments> heads = f.heads;
   double noise = 0;
   for (const HeadQuality& head : measure(f.layer, spectral_recipe(bits), f.heads)) noise += head.key_noise;
   for (HeadMoments& head : heads)
@@ -455,12 +454,13 @@ std::vector<HeadMoments> with_noise(const Activations& a, double bits, double re
 
 TEST(FitSpectral, TheVerdictNamesTheFlag) {
   const Activations a = steep_layer(64, 1100, 53, RopePairing::neox, 0.97);
+  const Fitted f = fitted(a);
   const auto verdict = [&](double bits, double relative, const char* layer_bits = "none") {
     FitOptions options;
     options.recipe = spectral_recipe();
     set_rates(options.recipe, {std::nullopt, std::nullopt, parse_layer_rates(layer_bits)});
     FitReport report;
-    fit(model_of(a, with_noise(a, bits, relative)), options, &report);
+    fit(model_of(a, with_noise(f, bits, relative)), options, &report);
     return report;
   };
   using testing::HasSubstr;

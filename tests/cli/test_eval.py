@@ -12,9 +12,10 @@ from pathlib import Path
 from cli import OSCAR, clean_environment, oscar
 
 MODEL, CALIBRATION, TEXT = (Path(os.environ[f"OSCAR_TEST_{name}"]) for name in ("MODEL", "CALIBRATION", "TEXT"))
-# Positions 768..1534 are judged; one document of 30 questions; one continuation behind position 1024.
-SIZE = {"-c": 1536, "--sequences": 1, "--documents": 1}
+# Positions 576..1150 are judged; one document of 30 questions; one continuation behind position 1024.
+SIZE = {"-c": 1152, "--sequences": 1, "--documents": 1}
 METHODS = ["--methods", "spectral-2,oscar-repaired"]
+PLAIN = ["--methods", "spectral-2", "--tasks", "kl,retrieval", "-o", "json"]  # in a cache of its own: measured without continuations
 
 
 class Eval(unittest.TestCase):
@@ -50,8 +51,8 @@ class Eval(unittest.TestCase):
         r = self.result
         self.assertEqual([row["method"] for row in r["rows"]], ["noise-floor", "spectral-2", "oscar-repaired"])
         for row in r["rows"]:
-            # 256 positions below 1024 are no sample of their own: one range, one row.
-            self.assertEqual((row["depth"], row["positions"], row["sequences"], row["context"]), ("all", 767, 1, 1536))
+            # 127 positions from 1024 on are no sample of their own: one range, one row.
+            self.assertEqual((row["depth"], row["positions"], row["sequences"], row["context"]), ("all", 575, 1, 1152))
             self.assertTrue(0 <= row["kl_mean_ci"][0] <= row["kl_mean"] <= row["kl_mean_ci"][1])
             self.assertTrue(row["kl_p50"] <= row["kl_p99"] <= row["kl_max"])
             self.assertTrue(row["same_top_ci"][0] <= row["same_top"] <= row["same_top_ci"][1])
@@ -65,7 +66,7 @@ class Eval(unittest.TestCase):
 
     def test_what_was_used_is_named(self):
         (text,) = self.result["texts"]
-        self.assertEqual((text["name"], text["sequences"], text["tokens"]), (TEXT.name, 1, 1536))
+        self.assertEqual((text["name"], text["sequences"], text["tokens"]), (TEXT.name, 1, 1152))
         self.assertEqual(len(text["sha256"]), 64)
         self.assertEqual(self.result["artifact"]["digest"], json.loads(oscar("inspect", self.artifact, "-o", "json").stdout)["digest"])
 
@@ -99,18 +100,13 @@ class Eval(unittest.TestCase):
         table = list(csv.DictReader(again.stdout.splitlines()))
         self.assertEqual([float(row["json_valid"]) for row in table], [row["json_valid"] for row in rows])
         self.assertIn("answer is JSON %", self.evaluate(*words).stdout)
-        quick = self.evaluate(*words, "--quick")
+        quick = self.evaluate(*words, "--no-floor", "--quick")
         self.assertIn("no answers", quick.stdout)
         self.assertTrue(any("task tools needs a context of 2560 tokens" in note for note in self.result["notes"]))
 
     def test_one_continuation_is_no_claim(self):
         self.assertEqual(self.result["continuations"], [])
         self.assertTrue(any("1 greedy continuations are too few" in note for note in self.result["notes"]))
-
-    def test_going_back_leaves_no_trace(self):
-        """The same positions without continuations between the batches."""
-        plain = json.loads(self.evaluate("--methods", "spectral-2", "--tasks", "kl", "-o", "json").stdout)
-        self.assertEqual(plain["rows"], self.rows("rows", method="noise-floor") + self.rows("rows", method="spectral-2"))
 
     def test_everything_is_there_the_second_time(self):
         again = self.evaluate(*METHODS, "-o", "json")
@@ -128,24 +124,14 @@ class Eval(unittest.TestCase):
         self.assertEqual([(s["sink"], s["recent"], s["codec"]) for s in settings[1:]], [(64, 256, "spectral"), (64, 256, "int2")])
         self.assertEqual(settings[1]["artifact_digest"], self.result["artifact"]["digest"])
 
-    def test_damaged_results_are_measured_again(self):
-        words = ["--tasks", "kl", "--methods", "spectral-2", "-o", "json"]
-        first = self.evaluate(*words, cache="damaged").stdout
-        for file, damage in zip(sorted((self.folder / "damaged").glob("eval/*.json")), (lambda v: {**v, "kl": v["kl"][:5]}, lambda v: None), strict=True):
-            stored = json.loads(file.read_text())
-            file.write_text(json.dumps({**stored, "value": damage(stored["value"])}))
-        again = self.evaluate(*words, cache="damaged")
-        self.assertNotIn("are there from before", again.stderr)
-        self.assertEqual(again.stdout, first)
-
     def test_the_floor_can_be_left_out(self):
         rows = json.loads(self.evaluate(*METHODS, "--no-floor", "-o", "json").stdout)["rows"]
         self.assertEqual(rows, [row for row in self.result["rows"] if row["method"] != "noise-floor"])
         self.assertNotIn("noise-floor", self.evaluate(*METHODS, "--no-floor").stdout)
 
-    def test_an_interrupted_evaluation_goes_on(self):
-        cache = self.folder / "interrupted"
-        process = subprocess.Popen([OSCAR, *map(str, self.words(*METHODS, "-o", "json"))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    def test_an_interrupted_evaluation_goes_on_and_damaged_results_are_measured_again(self):
+        cache = self.folder / "plain"
+        process = subprocess.Popen([OSCAR, *map(str, self.words(*PLAIN))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                    env=clean_environment(OSCAR_CACHE_DIR=str(cache)))
         deadline = time.monotonic() + 600
         while not list(cache.glob("eval/*.json")) and time.monotonic() < deadline and process.poll() is None:
@@ -154,12 +140,23 @@ class Eval(unittest.TestCase):
         _, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 1, err)
         self.assertIn("the same command goes on", err)
-        resumed = self.evaluate(*METHODS, "-o", "json", cache="interrupted")
-        self.assertRegex(resumed.stderr, r"[1-6] of 7 measurements are there")
-        self.assertEqual(resumed.stdout, self.done.stdout)  # and so the same from two runs, bit for bit
+        resumed = self.evaluate(*PLAIN, cache="plain")
+        self.assertRegex(resumed.stderr, r"[1-4] of 5 measurements are there")
+        # The same from two runs, bit for bit, although the other went back behind continuations between its batches.
+        result = json.loads(resumed.stdout)
+        self.assertEqual(result["rows"], self.rows("rows", method="noise-floor") + self.rows("rows", method="spectral-2"))
+        self.assertEqual(result["retrieval"], [row for row in self.result["retrieval"] if row["method"] != "oscar-repaired"])
+
+        stored = {file: json.loads(file.read_text()) for file in sorted(cache.glob("eval/*.json"))}
+        damaged = [file for file, content in stored.items() if "kl" in content["value"]]
+        for file, value in zip(damaged, ({**stored[damaged[0]]["value"], "kl": stored[damaged[0]]["value"]["kl"][:5]}, None), strict=True):
+            file.write_text(json.dumps({**stored[file], "value": value}))
+        again = self.evaluate(*PLAIN, cache="plain")
+        self.assertIn("3 of 5 measurements are there", again.stderr)
+        self.assertEqual(again.stdout, resumed.stdout)
 
     def test_parts_of_several_processes_are_the_whole(self):
-        words = ["--sequences", "2", "--tasks", "kl", "--methods", "spectral-2", "-o", "json"]
+        words = ["-c", "640", "--sequences", "2", "--tasks", "kl", "--methods", "spectral-2", "--no-floor", "-o", "json"]
         command = [OSCAR, *map(str, self.words(*words))]
         cache = self.folder / "parts"
         parts = [subprocess.Popen([*command, "--part", f"{i}/2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -168,9 +165,9 @@ class Eval(unittest.TestCase):
             out, err = process.communicate(timeout=900)
             self.assertEqual((process.returncode, out), (0, ""), err)
             self.assertIn(f"part {i}/2 is kept", err)
-        self.assertEqual(len(list(cache.glob("eval/*"))), 4)  # floor and spectral-2 of each sequence
+        self.assertEqual(len(list(cache.glob("eval/*"))), 2)  # spectral-2 of each sequence
         whole = self.evaluate(*words, cache="parts")
-        self.assertIn("4 of 4 measurements are there", whole.stderr)
+        self.assertIn("2 of 2 measurements are there", whole.stderr)
         self.assertEqual(whole.stdout, self.evaluate(*words).stdout)
 
     def refused(self, *words, fragment):

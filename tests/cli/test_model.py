@@ -266,7 +266,7 @@ class Model(unittest.TestCase):
         # In a context that its window covers, a layer with one counts as one without, and would share the digits.
         done = oscar("calibrate", "-m", SLIDING_MODEL, "-f", CALIBRATION, "-c", "1024", "-n", "2048", "-o", artifact, timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
-        done = oscar("compare", "-m", SLIDING_MODEL, "--oscar", artifact, "-f", TEXT, "-c", "576", "--chunks", "1", "--from", "352",
+        done = oscar("compare", "-m", SLIDING_MODEL, "--oscar", artifact, "-f", TEXT, "-c", "448", "--chunks", "1", "--from", "352",
                      "--variant", "codec=int2", "-o", "json", timeout=600)
         self.assertEqual(done.returncode, 0, done.stderr)
         r = json.loads(done.stdout)
