@@ -19,8 +19,8 @@ namespace oscar::cuda {
 template <int D, bool kWide>
 inline constexpr int kAttendWarps = D > 128 ? 8 : (kWide ? 12 : kMostWarps);  // of a block, at most
 // Of 64 K for all lanes of a block.
-template <int D, bool kWide, bool kMean>
-inline constexpr int kAttendRegisters = D > 128 ? 224 : (kWide ? 168 : (kMean ? 128 : 112));
+template <int D, bool kWide, bool kMean, bool kInt2>
+inline constexpr int kAttendRegisters = D > 128 ? 224 : (kWide ? 168 : (kMean || kInt2 ? 128 : 112));
 
 // Whether blocks can prepare queries: there must be memory for it.
 template <int D, bool kWide>
@@ -447,7 +447,7 @@ class WarpAttention {
 };
 
 template <int D, bool kWide, bool kMean, bool kInt2>
-__global__ void __maxnreg__((kAttendRegisters<D, kWide, kMean>)) attend_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __maxnreg__((kAttendRegisters<D, kWide, kMean, kInt2>)) attend_kernel(const __grid_constant__ DecodeParams p) {
   std::uint8_t* shared = dynamic_shared();
   let_successor_start();
   const int thread = static_cast<int>(threadIdx.x);

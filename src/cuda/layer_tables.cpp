@@ -1,9 +1,11 @@
 // Static tables of a layer, from the core's form to the device's.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <numeric>
 
+#include "cuda/mean_series.h"
 #include "cuda/runtime.h"
 #include "oscar/base/half.h"
 #include "oscar/cuda/decode.h"
@@ -17,6 +19,8 @@ constexpr int kPairsStep = 16;  // of a k-step
 constexpr int kPairsPad = 32;   // the kernel takes two at a time
 // Pairs that turn by less than this over half a page are slow: their table holds cos - 1.
 constexpr double kSlow = 1.0;
+// Of polynomials that stand for a pair, relative to it: no more than its weight's rounding to binary16.
+constexpr double kSeriesError = 0x1p-11;
 
 std::size_t size_of(int n) { return static_cast<std::size_t>(n); }
 
@@ -37,6 +41,28 @@ float query_peak(const MatrixF& query, const std::vector<std::uint16_t>& source)
 
 std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
 
+double chebyshev(int k, double x) { return std::cos(k * std::acos(std::clamp(x, -1.0, 1.0))); }
+// Whether T_0 .. T_7 are enough for e^(i theta x), x within kReach: the first coefficient that is missing is 2 J_8(theta kReach),
+// J_n(z) <= (z / 2)^n / n!.
+bool is_polynomial(double theta) {
+  double error = 2.0;
+  for (int n = 1; n <= kPolynomials; ++n) error *= theta * kReach / 2.0 / n;
+  return error <= kSeriesError;
+}
+// Coefficients of T_0, T_2, .. of cos(theta x) - 1 and of T_1, T_3, .. of -sin(theta x), from the values at Chebyshev's nodes.
+std::array<double, kPolynomials> series_of(double theta) {
+  constexpr int kNodes = 32;
+  std::array<double, kPolynomials> result{};
+  for (int n = 0; n < kNodes; ++n) {
+    const double x = std::cos(std::numbers::pi * (n + 0.5) / kNodes);
+    const double half_sine = std::sin(theta * kReach * x / 2);
+    const double value[2] = {-2.0 * half_sine * half_sine, -std::sin(theta * kReach * x)};
+    for (int k = 0; k < kPolynomials; ++k)
+      result[size_of(k)] += (k == 0 ? 1.0 : 2.0) / kNodes * value[k % 2] * chebyshev(k, x);
+  }
+  return result;
+}
+
 }  // namespace
 
 struct LayerTables::Impl {
@@ -44,7 +70,7 @@ struct LayerTables::Impl {
   DeviceArray<float> query, peak, constant, mean, unit, signs, output, value_mean;
   DeviceArray<std::uint16_t> source, pair;
   DeviceArray<double> turns;
-  DeviceArray<std::uint16_t> table;
+  DeviceArray<std::uint16_t> table, series;
 
   void add_keys(const paged::KeyTables& t) {
     view.codec = t.layout.codec;
@@ -121,6 +147,41 @@ struct LayerTables::Impl {
     view.pair = pair.data();
     view.turns = turns.data();
     view.mean_table = table.data();
+    add_series(angles);
+  }
+
+  // angles: of pairs, per position, / 2 pi; fast ones first.
+  void add_series(const std::vector<double>& angles) {
+    const auto theta = [&](int i) { return 2.0 * std::numbers::pi * angles[size_of(i)]; };
+    int turned = 0;
+    while (turned < view.n_pairs && !is_polynomial(std::abs(theta(turned)))) turned += kPairsStep;
+    view.n_turned_pairs = turned;
+    if (turned == view.n_pairs) return;
+    std::vector<std::uint16_t> cells;
+    for (int step = turned; step < view.n_pairs; step += kPairsStep) {
+      for (int lane = 0; lane < 32; ++lane) {
+        const int k = lane / 4;
+        for (int cell = 0; cell < 8; ++cell) {
+          const bool imaginary = cell >= 4;
+          const int pair = step + lane % 4 * 2 + cell % 2 + cell / 2 % 2 * 8;
+          cells.push_back(to_half(imaginary == (k % 2 == 1) ? series_of(theta(pair))[size_of(k)] : 0.0));
+        }
+      }
+    }
+    for (int turn = 0; turn < kGroupTurns; ++turn) {
+      for (int tile = 0; tile < 4; tile += 2) {
+        for (int lane = 0; lane < 32; ++lane) {
+          for (int cell = 0; cell < 8; ++cell) {
+            const int row = (tile + cell / 4) * 16 + lane / 4 + cell / 2 % 2 * 8;
+            const int token = row < paged::kPageTokens / 2 ? row ^ 15 : row;  // mirrored tokens share a lane
+            const double x = group_offset(turn) + token - (paged::kPageTokens - 1) / 2.0;
+            cells.push_back(to_half(chebyshev(lane % 4 * 2 + cell % 2, x / kReach)));
+          }
+        }
+      }
+    }
+    series = DeviceArray<std::uint16_t>(cells);
+    view.series_tables = series.data();
   }
 };
 

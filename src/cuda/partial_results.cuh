@@ -85,7 +85,8 @@ __device__ __forceinline__ void turn_rows(const DecodeParams& p, int kv, const f
     const float* matrix = p.layer.value_output + static_cast<std::int64_t>(kv) * D * D + dim;
     float sum[kRows] = {};
 #pragma unroll(kRows == 4 ? 4 : 2)
-    for (int i = part * 4; i < D; i += 4 * kParts) {
+    for (int k = 0; k < D / (4 * kParts); ++k) {
+      const int i = 4 * (k * kParts + part);
       float m[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) m[j] = __ldg(matrix + (i + j) * D);
@@ -97,10 +98,16 @@ __device__ __forceinline__ void turn_rows(const DecodeParams& p, int kv, const f
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int first_row = 0; first_row < kRows; first_row += kParts) {
+      float mine = 0;  // the lane's row is first_row + part
 #pragma unroll
-      for (int d = kDims; d < 32; d *= 2) sum[r] += __shfl_xor_sync(~0U, sum[r], d);
-      if (r % kParts == part && r < rows) f(r, dim, sum[r]);
+      for (int r = 0; r < kParts; ++r) {
+        float all = sum[first_row + r];
+#pragma unroll
+        for (int d = kDims; d < 32; d *= 2) all += __shfl_xor_sync(~0U, all, d);
+        if (r == part) mine = all;
+      }
+      if (first_row + part < rows) f(first_row + part, dim, mine);
     }
   }
 }

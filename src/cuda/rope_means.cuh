@@ -5,11 +5,14 @@
 // [32 x, pairs] with weights [pairs, columns]. Two pages of a series at a time: in tiles that are not wide, columns 2 h and
 // 2 h + 1 are head h at the first and at the second page, so that one product serves both; in wide tiles the tables are read
 // once for two products. The weights live in shared memory and are turned on from page to page of a series, by
-// 256 tokens. A float4 is the real and imaginary parts of two neighbouring pairs of a column: pairs 2t, 2t + 1 (part 0) and
+// 256 tokens. In tiles that are not wide, this is done for fast pairs only (LayerView::n_turned_pairs); what slow ones add is a
+// polynomial over eight pages (mean_series.h), whose coefficients are a product of static tables with their weights, and whose
+// values one more product per two pages adds. A float4 is the real and imaginary parts of two neighbouring pairs of a column: pairs 2t, 2t + 1 (part 0) and
 // 2t + 8, 2t + 9 (part 1) of 16.
 #pragma once
 
 #include "cuda/decode_plan.cuh"
+#include "cuda/mean_series.h"
 #include "cuda/softmax.cuh"
 
 namespace oscar::cuda {
@@ -37,21 +40,26 @@ class RopeMeans {
   __host__ __device__ static std::uint32_t weight_bytes(const DecodeParams& p) {
     return static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kStepBytes;
   }
-  // Of a block: the table and the turns.
+  // Of a block: the table, the turns and the tables of slow pairs.
   static constexpr int kTurns = kWide ? 1 : 2;
   __host__ __device__ static std::uint32_t table_bytes(const DecodeParams& p) {
-    return static_cast<std::uint32_t>(p.layer.n_pairs) * (128U + 8U * kTurns);
+    return static_cast<std::uint32_t>(turned_pairs(p) * 128 + p.layer.n_pairs * 8 * kTurns + 2 * series_halves(p));
   }
-  // By all threads of a block: the table, then e^(i 256 k theta) of pairs 2 i, 2 i + 1: cosines, sines; wide tiles: k = 1, else
-  // k = 2 for all pairs, then k = 3.
+  // By all threads of a block: the table of pairs that are turned from page to page, then e^(i 256 k theta) of pairs 2 i, 2 i + 1:
+  // cosines, sines; wide tiles: k = 1, else k = 2 for all pairs, then k = 3, of slow pairs 8 and 9; then the tables of slow pairs.
   static __device__ void fill_tables(const DecodeParams& p, std::uint8_t* to, int thread, int threads) {
     auto* table = reinterpret_cast<uint4*>(to);
-    const int pieces = p.layer.n_pairs * 8;
+    const int pieces = turned_pairs(p) * 8;
     for (int i = thread; i < pieces; i += threads) table[i] = reinterpret_cast<const uint4*>(p.layer.mean_table)[i];
+    uint4* series = table + pieces + p.layer.n_pairs * kTurns / 2;
+    for (int i = thread; i < series_halves(p) / 8; i += threads)
+      series[i] = reinterpret_cast<const uint4*>(p.layer.series_tables)[i];
     auto* turns = reinterpret_cast<float*>(table + pieces);
     for (int i = thread; i < kTurns * p.layer.n_pairs; i += threads) {
       const int later = i < p.layer.n_pairs ? 0 : 1;
-      const float2 turn = turn_by(p.layer.turns[i - later * p.layer.n_pairs] * ((kTurns + later) * kSeriesStep));
+      const int pair = i - later * p.layer.n_pairs;
+      const int steps = (pair < turned_pairs(p) ? kTurns : kGroupPages) + later;
+      const float2 turn = turn_by(p.layer.turns[pair] * (steps * kSeriesStep));
       float* both = turns + i / 2 * 4 + i % 2;
       both[0] = turn.x;
       both[2] = turn.y;
@@ -63,13 +71,20 @@ class RopeMeans {
     constexpr int kParts = static_cast<int>(kStepBytes / 512U);
     const float4* from = p_.mean_query + static_cast<std::int64_t>(item) * (p_.layer.n_pairs / 16 * kParts * 32);
     const int before = kWide ? 0 : 2 * kSeriesStep;
-    turn_all(page * kPageTokens - before + (kPageTokens - 1) / 2.0, [&](std::uint32_t place) { return from[place]; });
+    const double middle = page * kPageTokens + (kPageTokens - 1) / 2.0;
+    turn_all(middle - before, middle - group_offset(0) - kGroupPages * kSeriesStep,
+             [&](std::uint32_t place) { return from[place]; });
     page_ = page;
+    turn_ = 0;
   }
   // To a page of another series.
   __device__ void jump(int page) {
-    turn_all((page - page_) * kPageTokens, [&](std::uint32_t place) { return load_shared_float4(weights_ + 16U * place); });
+    // Weights of slow pairs are those of the group before the next one.
+    const int group = page_ + (kGroupTurns - turn_) % kGroupTurns * (2 * paged::kPatterns);
+    turn_all((page - page_) * kPageTokens, (page - group) * kPageTokens,
+             [&](std::uint32_t place) { return load_shared_float4(weights_ + 16U * place); });
     page_ = page;
+    turn_ = 0;
   }
 
   // Mean logits of a page of a series and the next one: groups of 16 tokens, rows, columns.
@@ -79,25 +94,27 @@ class RopeMeans {
   // Of this page and the next; moves on by two pages.
   __device__ __forceinline__ void logits(Pair& pages) {
     constexpr int kProducts = kWide ? 2 : 1;
-    const int steps = p_.layer.n_pairs / 16;
+    const int steps = turned_pairs(p_) / 16;
     const int fast_steps = p_.layer.n_fast_pairs / 16;
-    const std::uint32_t turns = table_ + static_cast<std::uint32_t>(p_.layer.n_pairs) * (later() ? 136U : 128U) +
-                                16U * static_cast<std::uint32_t>(lane_ % 4);  // of the lane's pairs and page
-    float even[kProducts][2][4] = {};                                         // [..][x / 16]
+    const std::uint32_t turns = lane_turns();
+    if (!kWide && series_halves(p_) > 0 && turn_ == 0) start_group();
+    float even[kProducts][2][4] = {};  // [..][x / 16]
     float odd[kProducts][2][4] = {};
-    float still[kProducts] = {};  // slow pairs: their table holds cos - 1, so that binary16 rounds the small difference only
+    float still[kProducts] = {};
+    still[0] = kWide ? 0.0F : still_;  // not so fast pairs: their table holds cos - 1, so that binary16 rounds the small difference only
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       std::uint32_t real[kProducts][2], imaginary[kProducts][2];  // [..][half of the k-step]
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const std::uint32_t at = place(step, part);
-        float4 c = load_shared_float4(at);
-        const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + 4 * part));
-        if constexpr (!kWide) {
-          c = turned(c, by);
-          __syncwarp();
-          if (!later()) store_shared_float4(at, c);
+        float4 c;
+        float4 by;
+        if constexpr (kWide) {
+          c = load_shared_float4(at);
+          by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + 4 * part));
+        } else {
+          c = turn_on(at, turns, step, part);
         }
 #pragma unroll
         for (int k = 0; k < kProducts; ++k) {
@@ -128,6 +145,7 @@ class RopeMeans {
         rows[1][kWide ? c : 0] = high;
       });
     }
+    if (!kWide && series_halves(p_) > 0) add_group(pages);
     page_ += 2 * paged::kPatterns;
   }
   // Makes the second page the first one.
@@ -143,18 +161,78 @@ class RopeMeans {
   }
 
  private:
-  static constexpr int kSeriesStep = kPageTokens * paged::kPatterns;  // tokens between neighbours of a series
+  // Pairs whose weights are turned from page to page.
+  __host__ __device__ static int turned_pairs(const DecodeParams& p) { return kWide ? p.layer.n_pairs : p.layer.n_turned_pairs; }
+  // Of the tables of the others.
+  __host__ __device__ static int series_halves(const DecodeParams& p) {
+    const int slow = p.layer.n_pairs - turned_pairs(p);
+    return slow > 0 ? slow * kCoefficientHalves + kValueHalves : 0;
+  }
+  // Shared address of what the lane's column and pairs turn by.
+  [[nodiscard]] __device__ std::uint32_t lane_turns() const {
+    return table_ + static_cast<std::uint32_t>(turned_pairs(p_) * 128 + (later() ? p_.layer.n_pairs * 8 : 0) + 16 * (lane_ % 4));
+  }
+  [[nodiscard]] __device__ std::uint32_t series_tables() const {
+    return table_ + static_cast<std::uint32_t>(turned_pairs(p_) * 128 + p_.layer.n_pairs * 8 * kTurns + 16 * lane_);
+  }
+  // Turned weights of the lane's column; those of the first page, or of its group, stay. Not of wide tiles.
+  __device__ __forceinline__ float4 turn_on(std::uint32_t at, std::uint32_t turns, int step, int part) const {
+    const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + 4 * part));
+    const float4 c = turned(load_shared_float4(at), by);
+    __syncwarp();
+    if (!later()) store_shared_float4(at, c);
+    return c;
+  }
+  // Coefficients of the next eight pages, a column each for four of them.
+  __device__ __forceinline__ void start_group() {
+    const std::uint32_t turns = lane_turns();
+    float sums[4] = {};
+    still_ = 0;
+#pragma unroll 1
+    for (int step = turned_pairs(p_) / 16; step < p_.layer.n_pairs / 16; ++step) {
+      std::uint32_t real[2], imaginary[2];
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        const float4 c = turn_on(place(step, part), turns, step, part);
+        real[part] = pack_half2(c.x, c.y);
+        imaginary[part] = pack_half2(c.z, c.w);
+        still_ += c.x + c.y;
+      }
+      const uint4 of = load_shared_16(series_tables() + 512U * static_cast<std::uint32_t>(step - turned_pairs(p_) / 16));
+      mma(sums, of.x, 0, of.y, 0, real[0], real[1]);
+      mma(sums, of.z, 0, of.w, 0, imaginary[0], imaginary[1]);
+    }
+    coefficients_ = transpose(pack_half2(sums[0], sums[1]));
+  }
+  // Adds what slow pairs are at the tokens of two pages.
+  __device__ __forceinline__ void add_group(Pair& pages) {
+    const int slow = p_.layer.n_pairs - turned_pairs(p_);
+    const std::uint32_t values = series_tables() + static_cast<std::uint32_t>(2 * kCoefficientHalves * slow + 1024 * turn_);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4 of = load_shared_16(values + 512U * static_cast<std::uint32_t>(j / 2));
+      auto& first = pages.page[0][j];
+      auto& second = pages.page[1][j];
+      float sums[4] = {first[0][0], second[0][0], first[1][0], second[1][0]};
+      mma(sums, j % 2 == 0 ? of.x : of.z, j % 2 == 0 ? of.y : of.w, 0, 0, coefficients_, 0);
+      first[0][0] = sums[0];
+      second[0][0] = sums[1];
+      first[1][0] = sums[2];
+      second[1][0] = sums[3];
+    }
+    turn_ = (turn_ + 1) % kGroupTurns;
+  }
 
-  // Weights become load(place) e^(i theta positions).
+  // Weights become load(place) e^(i theta positions), those of slow pairs load(place) e^(i theta slow_positions).
   template <class Load>
-  __device__ __forceinline__ void turn_all(double positions, Load&& load) {
+  __device__ __forceinline__ void turn_all(double positions, double slow_positions, Load&& load) {
     const int n_pairs = p_.layer.n_pairs;
     for (int base = 0; base < n_pairs; base += 64) {  // e^(i theta positions) of 64 pairs at a time through the scratch
       __syncwarp();
       for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
         const std::uint32_t to =
             scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
-        const float2 turn = turn_by(p_.layer.turns[i] * positions);
+        const float2 turn = turn_by(p_.layer.turns[i] * (i < turned_pairs(p_) ? positions : slow_positions));
         store_shared_float(to, turn.x);
         store_shared_float(to + 8U, turn.y);
       }
@@ -204,6 +282,10 @@ class RopeMeans {
   int lane_;
   std::uint32_t table_, weights_, scratch_;
   int page_ = 0;  // for which the weights are
+  // Of the group of eight pages that page_ is in. Nothing of wide tiles.
+  int turn_ = 0;  // which two of them come next; 0: those of the next group
+  std::uint32_t coefficients_ = 0;
+  float still_ = 0;
 };
 
 }  // namespace oscar::cuda

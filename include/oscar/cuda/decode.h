@@ -30,6 +30,8 @@ struct LayerView {
   int n_head_kv = 0, head_dim = 0;
   int n_pairs = 0;       // RoPE pairs that carry a mean, 0: none; padded to a multiple of 32 with zeros
   int n_fast_pairs = 0;  // the first ones: their table holds cos instead of cos - 1
+  // The first ones, a multiple of 16: decode treats what the others add as polynomials over several pages, see mean_series.h.
+  int n_turned_pairs = 0;
   int max_slots = 0;
   std::uint32_t page_bytes = 0;
   std::uint16_t slots[paged::kMaxHeadsKv] = {};
@@ -43,6 +45,7 @@ struct LayerView {
   const double* turns = nullptr;               // [n_pairs] angle per position / 2 pi
   const std::uint16_t* mean_table =
       nullptr;                         // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
+  const std::uint16_t* series_tables = nullptr;  // of pairs from n_turned_pairs on, null: there are none; see mean_series.h
   const float* value_unit = nullptr;   // [n_head_kv]
   const float* value_signs = nullptr;  // [kPatterns, n_head_kv, D]
   // Of `int2` only, instead of unit and signs.
