@@ -42,8 +42,8 @@ float query_peak(const MatrixF& query, const std::vector<std::uint16_t>& source)
 std::uint16_t to_half(double x) { return float_to_half(static_cast<float>(x)); }
 
 double chebyshev(int k, double x) { return std::cos(k * std::acos(std::clamp(x, -1.0, 1.0))); }
-// Whether T_0 .. T_7 are enough for e^(i theta x), x within kReach: the first coefficient that is missing is 2 J_8(theta kReach),
-// J_n(z) <= (z / 2)^n / n!.
+// Whether T_0 .. T_7 are enough for e^(i theta x), x within kReach: the first coefficient that is missing is 2 J_8(theta
+// kReach), J_n(z) <= (z / 2)^n / n!.
 bool is_polynomial(double theta) {
   double error = 2.0;
   for (int n = 1; n <= kPolynomials; ++n) error *= theta * kReach / 2.0 / n;
@@ -57,8 +57,7 @@ std::array<double, kPolynomials> series_of(double theta) {
     const double x = std::cos(std::numbers::pi * (n + 0.5) / kNodes);
     const double half_sine = std::sin(theta * kReach * x / 2);
     const double value[2] = {-2.0 * half_sine * half_sine, -std::sin(theta * kReach * x)};
-    for (int k = 0; k < kPolynomials; ++k)
-      result[size_of(k)] += (k == 0 ? 1.0 : 2.0) / kNodes * value[k % 2] * chebyshev(k, x);
+    for (int k = 0; k < kPolynomials; ++k) result[size_of(k)] += (k == 0 ? 1.0 : 2.0) / kNodes * value[k % 2] * chebyshev(k, x);
   }
   return result;
 }

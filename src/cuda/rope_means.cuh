@@ -5,10 +5,10 @@
 // [32 x, pairs] with weights [pairs, columns]. Two pages of a series at a time: in tiles that are not wide, columns 2 h and
 // 2 h + 1 are head h at the first and at the second page, so that one product serves both; in wide tiles the tables are read
 // once for two products. The weights live in shared memory and are turned on from page to page of a series, by
-// 256 tokens. In tiles that are not wide, this is done for fast pairs only (LayerView::n_turned_pairs); what slow ones add is a
-// polynomial over eight pages (mean_series.h), whose coefficients are a product of static tables with their weights, and whose
-// values one more product per two pages adds. A float4 is the real and imaginary parts of two neighbouring pairs of a column: pairs 2t, 2t + 1 (part 0) and
-// 2t + 8, 2t + 9 (part 1) of 16.
+// 256 tokens, those of fast pairs only (LayerView::n_turned_pairs): what slow ones add is a polynomial over eight pages
+// (mean_series.h), whose coefficients are a product of static tables with their weights, and whose values one more product
+// adds. A float4 is the real and imaginary parts of two neighbouring pairs of a column: pairs 2t, 2t + 1 (part 0) and 2t + 8,
+// 2t + 9 (part 1) of 16.
 #pragma once
 
 #include "cuda/decode_plan.cuh"
@@ -41,24 +41,24 @@ class RopeMeans {
     return static_cast<std::uint32_t>(p.layer.n_pairs / 16) * kStepBytes;
   }
   // Of a block: the table, the turns and the tables of slow pairs.
-  static constexpr int kTurns = kWide ? 1 : 2;
   __host__ __device__ static std::uint32_t table_bytes(const DecodeParams& p) {
-    return static_cast<std::uint32_t>(turned_pairs(p) * 128 + p.layer.n_pairs * 8 * kTurns + 2 * series_halves(p));
+    return static_cast<std::uint32_t>(p.layer.n_turned_pairs * 128 + p.layer.n_pairs * 16 + 2 * series_halves(p));
   }
-  // By all threads of a block: the table of pairs that are turned from page to page, then e^(i 256 k theta) of pairs 2 i, 2 i + 1:
-  // cosines, sines; wide tiles: k = 1, else k = 2 for all pairs, then k = 3, of slow pairs 8 and 9; then the tables of slow pairs.
+  // By all threads of a block: the table of fast pairs; twice e^(i 256 k theta) of pairs 2 i, 2 i + 1, cosines and sines: k =
+  // 2, of slow pairs 8, then k = 3 and 9; of wide tiles k = 1 for all, then 8; then the tables of slow pairs.
   static __device__ void fill_tables(const DecodeParams& p, std::uint8_t* to, int thread, int threads) {
     auto* table = reinterpret_cast<uint4*>(to);
-    const int pieces = turned_pairs(p) * 8;
+    const int fast = p.layer.n_turned_pairs;
+    const int pieces = fast * 8;
     for (int i = thread; i < pieces; i += threads) table[i] = reinterpret_cast<const uint4*>(p.layer.mean_table)[i];
-    uint4* series = table + pieces + p.layer.n_pairs * kTurns / 2;
+    uint4* series = table + pieces + p.layer.n_pairs;
     for (int i = thread; i < series_halves(p) / 8; i += threads)
       series[i] = reinterpret_cast<const uint4*>(p.layer.series_tables)[i];
     auto* turns = reinterpret_cast<float*>(table + pieces);
-    for (int i = thread; i < kTurns * p.layer.n_pairs; i += threads) {
+    for (int i = thread; i < 2 * p.layer.n_pairs; i += threads) {
       const int later = i < p.layer.n_pairs ? 0 : 1;
       const int pair = i - later * p.layer.n_pairs;
-      const int steps = (pair < turned_pairs(p) ? kTurns : kGroupPages) + later;
+      const int steps = kWide ? (later == 0 ? 1 : kGroupPages) : (pair < fast ? 2 : kGroupPages) + later;
       const float2 turn = turn_by(p.layer.turns[pair] * (steps * kSeriesStep));
       float* both = turns + i / 2 * 4 + i % 2;
       both[0] = turn.x;
@@ -93,15 +93,16 @@ class RopeMeans {
   };
   // Of this page and the next; moves on by two pages.
   __device__ __forceinline__ void logits(Pair& pages) {
-    constexpr int kProducts = kWide ? 2 : 1;
-    const int steps = turned_pairs(p_) / 16;
+    const int steps = p_.layer.n_turned_pairs / 16;
     const int fast_steps = p_.layer.n_fast_pairs / 16;
-    const std::uint32_t turns = lane_turns();
-    if (!kWide && series_halves(p_) > 0 && turn_ == 0) start_group();
+    const std::uint32_t turns = lane_turns(later());
+    if (has_slow() && turn_ == 0) start_group();
     float even[kProducts][2][4] = {};  // [..][x / 16]
     float odd[kProducts][2][4] = {};
-    float still[kProducts] = {};
-    still[0] = kWide ? 0.0F : still_;  // not so fast pairs: their table holds cos - 1, so that binary16 rounds the small difference only
+    // Slow pairs, and slower ones of the others: their tables hold cos - 1, so that binary16 rounds the small difference only.
+    float still[kProducts];
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) still[k] = still_[k];
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       std::uint32_t real[kProducts][2], imaginary[kProducts][2];  // [..][half of the k-step]
@@ -140,12 +141,11 @@ class RopeMeans {
 #pragma unroll
     for (int k = 0; k < kProducts; ++k) {
       add_parts(even[k], odd[k], still[k], [&](int j, int c, float low, float high) {
-        auto& rows = pages.page[kWide ? k : c][j];
-        rows[0][kWide ? c : 0] = low;
-        rows[1][kWide ? c : 0] = high;
+        logit(pages, k, j, 0, c) = low;
+        logit(pages, k, j, 1, c) = high;
       });
     }
-    if (!kWide && series_halves(p_) > 0) add_group(pages);
+    if (has_slow()) add_group(pages);
     page_ += 2 * paged::kPatterns;
   }
   // Makes the second page the first one.
@@ -161,21 +161,23 @@ class RopeMeans {
   }
 
  private:
-  // Pairs whose weights are turned from page to page.
-  __host__ __device__ static int turned_pairs(const DecodeParams& p) { return kWide ? p.layer.n_pairs : p.layer.n_turned_pairs; }
-  // Of the tables of the others.
+  static constexpr int kProducts = kWide ? 2 : 1;  // for two pages
+
+  [[nodiscard]] __device__ bool has_slow() const { return p_.layer.n_turned_pairs < p_.layer.n_pairs; }
+  // Of the tables of slow pairs.
   __host__ __device__ static int series_halves(const DecodeParams& p) {
-    const int slow = p.layer.n_pairs - turned_pairs(p);
+    const int slow = p.layer.n_pairs - p.layer.n_turned_pairs;
     return slow > 0 ? slow * kCoefficientHalves + kValueHalves : 0;
   }
-  // Shared address of what the lane's column and pairs turn by.
-  [[nodiscard]] __device__ std::uint32_t lane_turns() const {
-    return table_ + static_cast<std::uint32_t>(turned_pairs(p_) * 128 + (later() ? p_.layer.n_pairs * 8 : 0) + 16 * (lane_ % 4));
+  // Shared address of what the lane's pairs turn by, of the first or the second kind.
+  [[nodiscard]] __device__ std::uint32_t lane_turns(bool second) const {
+    return table_ +
+           static_cast<std::uint32_t>(p_.layer.n_turned_pairs * 128 + (second ? p_.layer.n_pairs * 8 : 0) + 16 * (lane_ % 4));
   }
   [[nodiscard]] __device__ std::uint32_t series_tables() const {
-    return table_ + static_cast<std::uint32_t>(turned_pairs(p_) * 128 + p_.layer.n_pairs * 8 * kTurns + 16 * lane_);
+    return table_ + static_cast<std::uint32_t>(p_.layer.n_turned_pairs * 128 + p_.layer.n_pairs * 16 + 16 * lane_);
   }
-  // Turned weights of the lane's column; those of the first page, or of its group, stay. Not of wide tiles.
+  // Turned weights of the lane's column; those of the first page, or of its group, stay.
   __device__ __forceinline__ float4 turn_on(std::uint32_t at, std::uint32_t turns, int step, int part) const {
     const float4 by = load_shared_float4(turns + 16U * static_cast<std::uint32_t>(step * 8 + 4 * part));
     const float4 c = turned(load_shared_float4(at), by);
@@ -183,42 +185,54 @@ class RopeMeans {
     if (!later()) store_shared_float4(at, c);
     return c;
   }
-  // Coefficients of the next eight pages, a column each for four of them.
+  // Coefficients of the next eight pages, for every other one.
   __device__ __forceinline__ void start_group() {
-    const std::uint32_t turns = lane_turns();
-    float sums[4] = {};
-    still_ = 0;
+    const std::uint32_t turns = lane_turns(kWide || later());
+    float sums[kProducts][4] = {};
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) still_[k] = 0;
+    const int first = p_.layer.n_turned_pairs / 16;
 #pragma unroll 1
-    for (int step = turned_pairs(p_) / 16; step < p_.layer.n_pairs / 16; ++step) {
-      std::uint32_t real[2], imaginary[2];
+    for (int step = first; step < p_.layer.n_pairs / 16; ++step) {
+      std::uint32_t real[kProducts][2], imaginary[kProducts][2];
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
-        const float4 c = turn_on(place(step, part), turns, step, part);
-        real[part] = pack_half2(c.x, c.y);
-        imaginary[part] = pack_half2(c.z, c.w);
-        still_ += c.x + c.y;
+        float4 c = turn_on(place(step, part), turns, step, part);
+#pragma unroll
+        for (int k = 0; k < kProducts; ++k) {
+          if (k == 1)
+            c = turned(c, load_shared_float4(lane_turns(false) + 16U * static_cast<std::uint32_t>(step * 8 + 4 * part)));
+          real[k][part] = pack_half2(c.x, c.y);
+          imaginary[k][part] = pack_half2(c.z, c.w);
+          still_[k] += c.x + c.y;
+        }
       }
-      const uint4 of = load_shared_16(series_tables() + 512U * static_cast<std::uint32_t>(step - turned_pairs(p_) / 16));
-      mma(sums, of.x, 0, of.y, 0, real[0], real[1]);
-      mma(sums, of.z, 0, of.w, 0, imaginary[0], imaginary[1]);
+      const uint4 of = load_shared_16(series_tables() + 512U * static_cast<std::uint32_t>(step - first));
+#pragma unroll
+      for (int k = 0; k < kProducts; ++k) {
+        mma(sums[k], of.x, 0, of.y, 0, real[k][0], real[k][1]);
+        mma(sums[k], of.z, 0, of.w, 0, imaginary[k][0], imaginary[k][1]);
+      }
     }
-    coefficients_ = transpose(pack_half2(sums[0], sums[1]));
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) coefficients_[k] = transpose(pack_half2(sums[k][0], sums[k][1]));
   }
   // Adds what slow pairs are at the tokens of two pages.
   __device__ __forceinline__ void add_group(Pair& pages) {
-    const int slow = p_.layer.n_pairs - turned_pairs(p_);
+    const int slow = p_.layer.n_pairs - p_.layer.n_turned_pairs;
     const std::uint32_t values = series_tables() + static_cast<std::uint32_t>(2 * kCoefficientHalves * slow + 1024 * turn_);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint4 of = load_shared_16(values + 512U * static_cast<std::uint32_t>(j / 2));
-      auto& first = pages.page[0][j];
-      auto& second = pages.page[1][j];
-      float sums[4] = {first[0][0], second[0][0], first[1][0], second[1][0]};
-      mma(sums, j % 2 == 0 ? of.x : of.z, j % 2 == 0 ? of.y : of.w, 0, 0, coefficients_, 0);
-      first[0][0] = sums[0];
-      second[0][0] = sums[1];
-      first[1][0] = sums[2];
-      second[1][0] = sums[3];
+#pragma unroll
+      for (int k = 0; k < kProducts; ++k) {
+        float* const at[4] = {&logit(pages, k, j, 0, 0), &logit(pages, k, j, 0, 1), &logit(pages, k, j, 1, 0),
+                              &logit(pages, k, j, 1, 1)};
+        float sums[4] = {*at[0], *at[1], *at[2], *at[3]};
+        mma(sums, j % 2 == 0 ? of.x : of.z, j % 2 == 0 ? of.y : of.w, 0, 0, coefficients_[k], 0);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) *at[i] = sums[i];
+      }
     }
     turn_ = (turn_ + 1) % kGroupTurns;
   }
@@ -232,7 +246,7 @@ class RopeMeans {
       for (int i = base + lane_; i < min(n_pairs, base + 64); i += 32) {
         const std::uint32_t to =
             scratch_ + 16U * static_cast<std::uint32_t>((i - base) / 2) + 4U * static_cast<std::uint32_t>(i % 2);
-        const float2 turn = turn_by(p_.layer.turns[i] * (i < turned_pairs(p_) ? positions : slow_positions));
+        const float2 turn = turn_by(p_.layer.turns[i] * (i < p_.layer.n_turned_pairs ? positions : slow_positions));
         store_shared_float(to, turn.x);
         store_shared_float(to + 8U, turn.y);
       }
@@ -246,6 +260,10 @@ class RopeMeans {
       }
     }
     __syncwarp();
+  }
+  // Of product k: the lane's column c of tile j, row g or g + 8.
+  [[nodiscard]] static __device__ float& logit(Pair& pages, int k, int j, int row, int c) {
+    return pages.page[kWide ? k : c][j][row][kWide ? c : 0];
   }
   // The lane's column of weights is that of the second page.
   [[nodiscard]] __device__ bool later() const { return !kWide && (lane_ & 4) != 0; }
@@ -282,10 +300,10 @@ class RopeMeans {
   int lane_;
   std::uint32_t table_, weights_, scratch_;
   int page_ = 0;  // for which the weights are
-  // Of the group of eight pages that page_ is in. Nothing of wide tiles.
+  // Of the group of eight pages that page_ is in.
   int turn_ = 0;  // which two of them come next; 0: those of the next group
-  std::uint32_t coefficients_ = 0;
-  float still_ = 0;
+  std::uint32_t coefficients_[kProducts] = {};
+  float still_[kProducts] = {};
 };
 
 }  // namespace oscar::cuda

@@ -38,6 +38,7 @@ struct Case {
   test::Wide wide = test::Wide::none;
   bool int2 = false;         // as many heads as slots says
   bool values_mean = false;  // of `int2`
+  double rope_base = 1e6;
 };
 
 class OnDevice {
@@ -177,7 +178,7 @@ Errors compare(const PagedWorld& world, const std::vector<std::uint16_t>& out, c
 }
 
 bool run_case(const Case& c, bool quick) {
-  const test::RandomLayer layer(c.int2, c.dim, c.slots, c.mean, c.values_mean, 7);
+  const test::RandomLayer layer(c.int2, c.dim, c.slots, c.mean, c.values_mean, 7, c.rope_base);
   const PagedWorld world = layer.world(c.shape, 11);
   OnDevice device(world, c.far_bytes, c.wide);
   device.run();
@@ -254,6 +255,10 @@ std::vector<Case> cases(bool quick) {
   add("D 128, 2 queries, group 2, soft cap", 128, {128, 96}, 1,
       {2, 64, 256, {1, 2, 65, 320, 321, 322, 385}, 0, false, 2, 2.5F});
   add("D 64, 3 queries, group 4", 64, {64, 112}, 0, {4, 16, 40, {3, 2, 58, 59, 130, 105}, 0, true, 3});
+  add("D 64, all pairs fast", 64, {64}, 1, {4, 64, 256, {650, 1000}});
+  list.back().rope_base = 100;
+  add("D 128, all pairs slow", 128, {128}, 1, {4, 64, 256, {650, 1000}});
+  list.back().rope_base = 1e30;
   add("D 128, ids of 64 bits", 128, uneven, 1, {4, 64, 256, {0, 650, 400, 1300}});
   list.back().wide = test::Wide::both;
   const auto add_int2 = [&](const char* name, int dim, int heads, double mean, WorldShape shape, bool values_mean = false,
@@ -283,6 +288,10 @@ std::vector<Case> cases(bool quick) {
   add("D 128, batch 17, no mean", 128, eight, 0,
       {4, 64, 256, {1, 63, 64, 65, 319, 320, 321, 20000, 0, 97, 4096, 77, 12345, 0, 385, 1000, 513}});
   add("D 128, 30001 tokens, uneven heads", 128, uneven, 1, {4, 64, 256, {30001}});
+  add("D 128, most pairs fast", 128, {128}, 1, {4, 64, 256, {20000, 300}});
+  list.back().rope_base = 1e4;
+  add("D 128, most pairs fast, group 8", 128, {128}, 1, {8, 64, 256, {20000, 300}});
+  list.back().rope_base = 1e4;
   add("D 128, large mean", 128, {128, 128}, 10, {4, 64, 256, {9000, 5000}});
   add("D 128, group 1", 128, {128, 112}, 1, {1, 64, 256, {5000, 3}});
   add("D 128, group 6, sink logits", 128, {128, 112}, 1, {6, 64, 256, {5000, 3, 0}, 0, true});

@@ -18,12 +18,13 @@ inline std::unique_ptr<cuda::LayerTables> on_device(const paged::SpectralTables*
 class RandomLayer {
  public:
   // int2: as many heads as slots says. values_mean: whether values of `int2` have a mean.
-  RandomLayer(bool int2, int dim, const std::vector<int>& slots, double mean, bool values_mean, unsigned seed)
+  RandomLayer(bool int2, int dim, const std::vector<int>& slots, double mean, bool values_mean, unsigned seed,
+              double rope_base = 1e6)
       : is_int2_(int2) {
     if (int2) {
       int2_ = random_int2_tables(dim, static_cast<int>(slots.size()), mean, values_mean, seed);
     } else {
-      spectral_ = random_tables(dim, slots, mean, seed);
+      spectral_ = random_tables(dim, slots, mean, seed, rope_base);
     }
   }
   [[nodiscard]] const paged::PageLayout& layout() const { return is_int2_ ? int2_.layout : spectral_.layout; }

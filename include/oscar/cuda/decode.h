@@ -44,10 +44,10 @@ struct LayerView {
   const std::uint16_t* pair = nullptr;         // [n_pairs, 2] coordinates
   const double* turns = nullptr;               // [n_pairs] angle per position / 2 pi
   const std::uint16_t* mean_table =
-      nullptr;                         // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
+      nullptr;  // [n_pairs / 16, 2 x cos, 2 x -sin, 32 lanes, 8] A fragments, see layer_tables.cpp
   const std::uint16_t* series_tables = nullptr;  // of pairs from n_turned_pairs on, null: there are none; see mean_series.h
-  const float* value_unit = nullptr;   // [n_head_kv]
-  const float* value_signs = nullptr;  // [kPatterns, n_head_kv, D]
+  const float* value_unit = nullptr;             // [n_head_kv]
+  const float* value_signs = nullptr;            // [kPatterns, n_head_kv, D]
   // Of `int2` only, instead of unit and signs.
   const float* value_output = nullptr;  // [n_head_kv, D, D]
   const float* value_mean = nullptr;    // [n_head_kv, D], or null
