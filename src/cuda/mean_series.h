@@ -16,7 +16,7 @@ inline constexpr int kGroupTurns = kGroupPages / 2;  // two pages at a time, nei
 inline constexpr int kPolynomials = 8;
 // From the middle of four pages, every other one of a series, to that of one of them.
 [[nodiscard]] constexpr double group_offset(int turn) { return (turn - (kGroupTurns - 1) / 2.0) * (2 * kSeriesStep); }
-inline constexpr double kReach = group_offset(kGroupTurns - 1) + paged::kPageTokens / 2;
+inline constexpr double kReach = group_offset(kGroupTurns - 1) + paged::kPageTokens / 2.0;
 
 inline constexpr int kCoefficientHalves = 16;                                         // per slow pair
 inline constexpr int kValueHalves = kGroupTurns * paged::kPageTokens * kPolynomials;  // of all turns
