@@ -197,19 +197,15 @@ class TileConsumer {
   // Of the tile whose logits are there.
   template <bool kCoded>
   __device__ __forceinline__ void release_keys() {
-    __syncwarp();
-    if (lane_ == 0) {
-      const std::uint32_t at = Memory::kKeyRing + keys_.last_offset(stages_);
-      // In this order: what the own makers see, those of the other block have seen.
-      if (kBlocks > 1 && kCoded) barrier_arrive_in(shared_ + at + Memory::kPeerEmpty, rank_ ^ 1U);
-      barrier_arrive(shared_ + at + Memory::kEmpty);
-    }
+    const std::uint32_t at = Memory::kKeyRing + keys_.last_offset(stages_);
+    // In this order: what the own makers see, those of the other block have seen.
+    if (kBlocks > 1 && kCoded) barrier_arrive_in(shared_ + at + Memory::kPeerEmpty, rank_ ^ 1U);
+    barrier_arrive(shared_ + at + Memory::kEmpty);
   }
   __device__ __forceinline__ void finish_output() {
     group_wait<0>();
     pin(out_);
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(shared_ + Memory::kValueRing + Memory::kEmpty + values_.last_offset(stages_));
+    barrier_arrive(shared_ + Memory::kValueRing + Memory::kEmpty + values_.last_offset(stages_));
   }
 
   // s: logits, become probabilities times 2^-max.
@@ -398,13 +394,13 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(kMostTileStages); ++i) {
       for (const std::uint32_t ring : {Memory::kKeyRing, Memory::kValueRing}) {
         barrier_init(shared + ring + Memory::kFull + 8U * i, 1);
-        barrier_init(shared + ring + Memory::kEmpty + 8U * i, 8);
+        barrier_init(shared + ring + Memory::kEmpty + 8U * i, Memory::kReaders);
       }
-      barrier_init(shared + Memory::kKeyRing + Memory::kPeerEmpty + 8U * i, 8);
+      barrier_init(shared + Memory::kKeyRing + Memory::kPeerEmpty + 8U * i, Memory::kReaders);
     }
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(kPageStages); ++i) {
       barrier_init(shared + Memory::kPage + 8U * i, 1);
-      barrier_init(shared + Memory::kPageEmpty + 8U * i, 8);
+      barrier_init(shared + Memory::kPageEmpty + 8U * i, Memory::kReaders);
     }
     barriers_visible();
   }

@@ -217,8 +217,7 @@ class KeyMaker {
   }
   __device__ __forceinline__ static void meet() { named_barrier(1, 128); }
   __device__ __forceinline__ void release_page(const RingPlace& page) const {
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + page.offset());
+    barrier_arrive(shared_ + Memory::kPageEmpty + page.offset());
   }
 
   // Starts k = (2 digits - 3) 4^warp B, tokens as rows: a page's field, that of the warp's group of tokens, is an A fragment as

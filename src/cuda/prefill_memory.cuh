@@ -27,6 +27,7 @@ struct PrefillMemory {
   static constexpr std::uint32_t kKeyRing = 0, kValueRing = 96;
   static constexpr std::uint32_t kFull = 0, kEmpty = 32, kPeerEmpty = 64;
   static constexpr std::uint32_t kPage = 160, kPageEmpty = 192;
+  static constexpr std::uint32_t kReaders = 256;                     // threads that give a tile or a page back, each for itself
   static constexpr std::uint32_t kScalars = 224;                     // float: unit of the product of keys
   static constexpr std::uint32_t kUnit = 240;                        // PrefillUnit
   static constexpr std::uint32_t kTurns = 384;                       // float2 [16 tokens, D / 2]: see mean_place()

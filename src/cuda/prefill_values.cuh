@@ -116,8 +116,7 @@ class ValueMaker {
       gain[half] = __floats2half2_rn(g[0] * kUnit, g[1] * kUnit);
       centre[half] = __floats2half2_rn(-1.5F * kValueUnit * g[0], -1.5F * kValueUnit * g[1]);
     }
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(shared_ + Memory::kPageEmpty + page.offset());
+    barrier_arrive(shared_ + Memory::kPageEmpty + page.offset());
     wait_empty();
     const std::uint32_t to = values() + swizzled(lane_ / 16 * 8 + lane_ % 8, 2 * warp_ + lane_ / 8 % 2);
 #pragma unroll
