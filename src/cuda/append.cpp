@@ -1,35 +1,37 @@
 // Host side of an append: checks. The kernel is in append.cuh, its launch in append.cu.
 #include "oscar/cuda/append.h"
 
-#include <algorithm>
-
 #include "cuda/append_params.h"
+#include "cuda/arguments.h"
 #include "cuda/runtime.h"
 
 namespace oscar::cuda {
 namespace {
 
 void check_arguments(const AppendArgs& a) {
-  if (a.layer == nullptr || a.encoder == nullptr) fail("cuda append: the tables of the layer are missing");
+  check_layer("append", a.layer);
+  if (a.encoder == nullptr) fail("cuda append: the encoder's tables are missing");
   if (a.layer->codec != a.encoder->codec) fail("cuda append: the encoder is of another codec than the layer's pages");
-  if (!paged::head_dim_fits(a.layer->head_dim))
-    fail("cuda append: head_dim is {}; 64, 128 and 256 are possible", a.layer->head_dim);
-  if (a.batch < 1) fail("cuda append: a batch of {} sequences", a.batch);
-  if (a.n_rows < 1) fail("cuda append: {} rows", a.n_rows);
+  if (a.layer->n_head_kv != a.encoder->n_head_kv || a.layer->head_dim != a.encoder->head_dim)
+    fail("cuda append: the encoder is of {} heads of {}, the layer's pages are of {} of {}; both must be of one layer",
+         a.encoder->n_head_kv, a.encoder->head_dim, a.layer->n_head_kv, a.layer->head_dim);
+  if (a.batch < 1) fail("cuda append: a batch of {} sequences; 1 or more are possible", a.batch);
+  if (a.n_rows < 1) fail("cuda append: {} rows; 1 or more are possible", a.n_rows);
   if (a.row_start == nullptr && a.n_rows != a.batch)
     fail("cuda append: {} rows for {} sequences; row_start says which belong to which", a.n_rows, a.batch);
-  if (a.sink < 0 || a.sink % paged::kBlockTokens != 0)
-    fail("cuda append: a sink of {} tokens; a multiple of {} is needed", a.sink, paged::kBlockTokens);
-  if (a.ring < 1) fail("cuda append: a ring of {} blocks", a.ring);
-  if (a.page_columns < 1) fail("cuda append: the page table has no columns");
+  check_cache("append", a, 1);
   const std::int64_t row = std::int64_t{a.layer->n_head_kv} * a.layer->head_dim;
   for (const std::int64_t stride : {a.k_stride, a.v_stride}) {
     if (stride != 0 && (stride < row || stride % 8 != 0))
       fail("cuda append: rows {} values apart; a multiple of 8 of at least {} is needed", stride, row);
   }
-  const void* const needed[] = {a.k, a.v, a.lengths, a.pages, a.page_table.ids, a.blocks, a.block_table.ids};
-  if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
-    fail("cuda append: a tensor is missing");
+  check_tensors("append", {{"k", a.k, 16},
+                           {"v", a.v, 16},
+                           {"lengths", a.lengths, 4},
+                           {"pages", a.pages, 128},
+                           {"page_table", a.page_table.ids, 4},
+                           {"blocks", a.blocks, 128},
+                           {"block_table", a.block_table.ids, 4}});
 }
 
 }  // namespace

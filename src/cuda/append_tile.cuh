@@ -111,7 +111,9 @@ class AppendTile {
   }
   __device__ void find_places(AppendRow& row, int length) const {
     const int position = row.position;
-    const std::int32_t page = __ldg(p_.page_table.at(row.sequence, p_.page_columns, position / kPageTokens));
+    const int column = position / kPageTokens;
+    // A sequence that has outgrown its columns must not write into the next one's pages.
+    const std::int32_t page = column < p_.page_columns ? __ldg(p_.page_table.at(row.sequence, p_.page_columns, column)) : -1;
     if (page >= 0) row.page = p_.pages + static_cast<std::uint64_t>(page) * p_.layer.page_bytes + p_.layer.head_offset[head_];
     if (position >= p_.sink && position / kBlockTokens <= (length - 1) / kBlockTokens - p_.ring) return;
     const std::int32_t block = __ldg(

@@ -27,7 +27,7 @@ template <int D, bool kWide>
 inline constexpr bool kPreparesInside = D <= 128 || !kWide;
 
 // Shared memory of a block: gains of key bytes [256] and of value bytes [256], RoPE-mean table and steps, then per warp:
-// scratch 512 bytes, barriers, heads of partial results, queries, mean weights, ring; then what prepares queries.
+// scratch 512 bytes (`int2` 1024), barriers, heads of partial results, queries, mean weights, ring; then what prepares queries.
 inline constexpr std::uint32_t kGainTableBytes = 2048;
 template <bool kInt2>
 inline constexpr std::uint32_t kScratchBytes = kInt2 ? kInt2ScratchBytes : 512;
@@ -106,7 +106,7 @@ class WarpAttention {
     state.finish();
     if (span.begin >= begin_ && span.end <= end_) {
       sums.write_output(p_, worker_, span, lane_, state);
-      if (lane_ == 0) p_.ready[item] = 0;
+      if (lane_ == 0 && p_.inside) p_.ready[item] = 0;
     } else {
       const bool ends = span.end < end_;
       sums.write(ends ? Sums::Layout::row(p_, worker_) : slot_, lane_, state);

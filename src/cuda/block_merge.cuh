@@ -136,7 +136,7 @@ class BlockMerge {
 #pragma unroll 1
     for (; part < parts; part += warps_) merge_part(head, part, list, whole, row);
     task_ = (task_ + parts) % warps_;
-    if (whole && threadIdx.x == 0) p_.ready[head.item] = 0;
+    if (whole && threadIdx.x == 0 && p_.inside) p_.ready[head.item] = 0;
     if constexpr (kInt2) {
       if (whole) {
         __syncthreads();

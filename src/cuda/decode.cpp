@@ -2,6 +2,7 @@
 #include "oscar/cuda/decode.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/arguments.h"
 #include "cuda/decode_params.h"
@@ -16,11 +17,11 @@ constexpr int kMaxQueries = 8;
 
 std::uint32_t unsigned_of(int n) { return static_cast<std::uint32_t>(n); }
 
-// Lays the workspace out from a null base or a real one.
-struct WorkspaceSize {
-  std::size_t control, all;
-};
-WorkspaceSize lay_out(DecodeParams& p, void* workspace) {
+// The control words come first and lie where they lie for every shape: decodes of different shapes find them zero.
+constexpr std::size_t kControlBytes = (2 * kMostBlocks + 1) * sizeof(std::uint32_t);
+
+// Lays the workspace out from a null base or a real one; its size.
+std::size_t lay_out(DecodeParams& p, void* workspace) {
   const std::size_t items = static_cast<std::size_t>(p.batch) * static_cast<std::size_t>(p.heads);
   const std::size_t dim = static_cast<std::size_t>(p.layer.head_dim);
   // Of the largest grid, so that the size does not depend on the device.
@@ -31,22 +32,21 @@ WorkspaceSize lay_out(DecodeParams& p, void* workspace) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(workspace) + at);
     at += (bytes + 255) / 256 * 256;
   };
-  take(p.arrived, kMostBlocks * sizeof(std::uint32_t));
-  take(p.ready, items * sizeof(std::uint32_t));
-  take(p.claimed, sizeof(std::uint32_t));
-  const std::size_t control = at;
+  take(p.arrived, kControlBytes);
+  p.ready = p.arrived + kMostBlocks;
+  p.claimed = p.ready + kMostBlocks;
   take(p.headers, items * kHeaderFloats * sizeof(float));
   take(p.coded_query, items * p.query_bytes);
   take(p.exact_query, items * (dim / 16) * static_cast<std::size_t>(p.lanes) * 8);
   take(p.mean_query, items * static_cast<std::size_t>(p.layer.n_pairs / 16 * p.lanes * 2) * sizeof(float4));
   take(p.aside, kWorkers * static_cast<std::size_t>(vectors * p.tile_rows) * dim * sizeof(float));
   take(p.partials, (kWorkers + 3 * kMostBlocks) * partial_bytes(p.layer.head_dim, p.tile_rows, vectors));
-  return {control, at};
+  return at;
 }
 
 // What follows from the shape alone.
 DecodeParams shape_params(const LayerView& layer, int batch, int group, int queries) {
-  if (!paged::head_dim_fits(layer.head_dim)) fail("cuda decode: head_dim is {}; 64, 128 and 256 are possible", layer.head_dim);
+  check_layer("decode", &layer);
   if (layer.max_slots > kMostSlots) fail("cuda decode: a head of {} slots; up to {} are possible", layer.max_slots, kMostSlots);
   if (batch < 1 || batch > kMaxBatch) fail("cuda decode: a batch of {} sequences; 1 to {} are possible", batch, kMaxBatch);
   if (group < 1 || group > kMaxGroup) fail("cuda decode: {} query heads per KV head; 1 to {} are possible", group, kMaxGroup);
@@ -69,28 +69,40 @@ DecodeParams shape_params(const LayerView& layer, int batch, int group, int quer
   return p;
 }
 
-void check_arguments(const DecodeArgs& a) {
-  check_cache("decode", a, a.recent + a.queries - 1);
-  const void* const needed[] = {a.q, a.lengths, a.pages, a.page_table.ids, a.blocks, a.block_table.ids, a.out, a.workspace};
-  if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
-    fail("cuda decode: a tensor is missing");
+void check_arguments(const DecodeArgs& a, const DecodeParams& p) {
+  check_attention("decode", a, a.queries);
+  if (!std::isfinite(a.scale)) fail("cuda decode: a scale of {}; it must be finite", a.scale);
+  check_tensors("decode", {{"q", a.q, 2},
+                           {"lengths", a.lengths, 4},
+                           {"pages", a.pages, 128},
+                           {"page_table", a.page_table.ids, 4},
+                           {"blocks", a.blocks, 128},
+                           {"block_table", a.block_table.ids, 4},
+                           {"out", a.out, 4},
+                           {"workspace", a.workspace, 256}});
+  // The line of work (decode_plan.cuh) is counted in 32 bits.
+  const std::uint64_t exact_blocks = unsigned_of(a.sink / paged::kBlockTokens + paged::ring_blocks(a.recent + a.queries - 1));
+  const std::uint64_t longest =
+      std::uint64_t{unsigned_of(a.page_columns)} * p.pages_cost + exact_blocks * unsigned_of(p.heads * most_exact_cost(p));
+  if (unsigned_of(a.batch) * longest > kMostCost)
+    fail(
+        "cuda decode: {} sequences of up to {} pages are too many for one decode of {} query rows per KV head; split the batch",
+        a.batch, a.page_columns, p.columns);
 }
 
 }  // namespace
 
 std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group, int queries) {
   DecodeParams p = shape_params(layer, batch, group, queries);
-  return lay_out(p, nullptr).all;
+  return lay_out(p, nullptr);
 }
-std::size_t decode_control_bytes(const LayerView& layer, int batch, int group, int queries) {
-  DecodeParams p = shape_params(layer, batch, group, queries);
-  return lay_out(p, nullptr).control;
-}
+std::size_t decode_control_bytes() { return kControlBytes; }
 
 void decode(const DecodeArgs& args, cudaStream_t stream) {
-  check_arguments(args);
+  check_layer("decode", args.layer);
   DecodeParams p = shape_params(*args.layer, args.batch, args.group, args.queries);
-  const std::size_t bytes = lay_out(p, args.workspace).all;
+  check_arguments(args, p);
+  const std::size_t bytes = lay_out(p, args.workspace);
   if (args.workspace_bytes < bytes) fail("cuda decode: a workspace of {} bytes; {} are needed", args.workspace_bytes, bytes);
   p.sink = args.sink;
   p.recent = args.recent;
@@ -113,7 +125,9 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   check(int2 ? launch_decode_int2(p, current_device(), stream, &fits)
              : launch_decode_spectral(p, current_device(), stream, &fits),
         "the launch of a decode");
-  if (!fits) fail("cuda decode: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
+  if (!fits)
+    fail("cuda decode: tiles of head_dim {} and {} slots for {} query rows do not fit the device's shared memory",
+         p.layer.head_dim, p.layer.max_slots, p.tile_rows);
 }
 
 }  // namespace oscar::cuda

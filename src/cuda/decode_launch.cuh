@@ -43,11 +43,20 @@ cudaError_t launch_both(DecodeParams& p, const DeviceLimits& device, cudaStream_
   p.stage_bytes = (longest + 127U) / 128U * 128U;
   const std::uint32_t common = kGainTableBytes + (kMean ? RopeMeans<kWide>::table_bytes(p) : 0U);
   const std::uint32_t fixed = WarpAttention<D, kWide, kMean, kInt2>::slot_offset(p);
-  const auto room = unsigned_of(device.shared_bytes) - common - kBesideBytes<D, kWide>;
-  int warps = kAttendWarps<D, kWide>;
-  while (warps > 4 && unsigned_of(warps) * (fixed + 2 * p.stage_bytes) > room) warps -= 4;
-  const std::uint32_t per_warp = room / unsigned_of(warps);
-  *fits = per_warp >= fixed + 2 * p.stage_bytes;
+  const std::uint32_t least = fixed + 2 * p.stage_bytes;  // of a warp
+  int warps = 0;
+  std::uint32_t per_warp = 0;
+  const auto share_out = [&](std::uint32_t beside, int least_warps) {
+    const std::uint32_t taken = common + beside;
+    const std::uint32_t room = unsigned_of(device.shared_bytes) - std::min(unsigned_of(device.shared_bytes), taken);
+    warps = kAttendWarps<D, kWide>;
+    while (warps > least_warps && unsigned_of(warps) * least > room) warps -= warps > 4 ? 4 : 2;
+    per_warp = room / unsigned_of(warps);
+    return per_warp >= least;
+  };
+  // GPUs with less shared memory may have none left for what prepares queries, or for more than two warps.
+  const bool has_beside = share_out(kBesideBytes<D, kWide>, 4);
+  *fits = has_beside || share_out(0, 2);
   if (!*fits) return cudaSuccess;
   p.stages = std::min(TileRing::kMaxStages, static_cast<int>((per_warp - fixed) / p.stage_bytes));
   p.warp_bytes = fixed + unsigned_of(p.stages) * p.stage_bytes;
@@ -60,7 +69,7 @@ cudaError_t launch_both(DecodeParams& p, const DeviceLimits& device, cudaStream_
   const int items = p.batch * p.heads;
   using Prepare = PrepareMemory<D, kWide ? 8 : 4>;
   // Many heads are prepared faster by blocks that are many at a time.
-  p.inside = kPreparesInside<D, kWide> && 32 * warps >= kPrepareThreads && items <= blocks;
+  p.inside = has_beside && kPreparesInside<D, kWide> && 32 * warps >= kPrepareThreads && items <= blocks;
   if (p.inside) shared += sizeof(Prepare);
 
   auto* kernel = attend_kernel<D, kWide, kMean, kInt2>;

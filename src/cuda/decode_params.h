@@ -52,9 +52,13 @@ struct DecodeParams {
   std::uint8_t* partials;      // [workers + 3 * blocks][partial_bytes()] see partial_results.cuh
   // Zero between decodes. See prepare_inside().
   std::uint32_t* claimed;  // [1]
-  std::uint32_t* ready;    // [batch * heads] 1: the queries of the virtual head are prepared (where that is done inside)
-  std::uint32_t* arrived;  // [blocks] blocks that have left their part of the head that begins in this one and ends in another
+  std::uint32_t* ready;    // [kMostBlocks] 1: the queries of the virtual head are prepared; only where `inside`
+  std::uint32_t*
+      arrived;  // [kMostBlocks] blocks that have left their part of the head that begins in this one and ends in another
 };
+// Bounds of exact_cost and of the length of the line: shares that are rounded up stay within 32 bits.
+[[nodiscard]] constexpr int most_exact_cost(const DecodeParams& p) { return p.layer.head_dim / 2; }
+inline constexpr std::uint64_t kMostCost = 0xFFFF0000U;
 
 // Per virtual head, base-2 logits: [h] unit of the coded query, [8 + h] constant, [16 + h] sum of the inner query's coordinates
 // (of `int2`).

@@ -42,6 +42,8 @@ struct EncoderTables::Impl {
     theta = DeviceArray<double>(t.theta);
     pair = DeviceArray<ushort2>(pairs);
     mean = DeviceArray<float2>(turned);
+    view.n_head_kv = static_cast<int>(t.offset.rows());
+    view.head_dim = static_cast<int>(t.offset.cols());
     view.n_pairs = static_cast<int>(t.theta.size());
     view.magnitude = t.magnitude;
     view.constant_mean = constant_mean.data();

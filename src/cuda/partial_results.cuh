@@ -63,10 +63,10 @@ struct Closing {
   float most, all, factor;
   __device__ Closing(const DecodeParams& p, const OutputRow& row, float max, float sum) {
     const float sink = p.sinks != nullptr ? p.sinks[row.query_head] * kLog2E : -INFINITY;
-    const bool sees = sum != 0.0F;
+    const bool sees = sum != 0.0F;  // NaN, too
     most = fmaxf(sees ? max : -INFINITY, sink);
     const float scale = sees ? exp2_fast(max - most) : 0.0F;
-    all = (sees ? sum * scale : 0.0F) + (p.sinks != nullptr ? exp2_fast(sink - most) : 0.0F);
+    all = (sees ? sum * scale : 0.0F) + (sink != -INFINITY ? exp2_fast(sink - most) : 0.0F);
     factor = sees ? __fdividef(scale, all) : 0.0F;
   }
   [[nodiscard]] __device__ float lse() const { return all != 0.0F ? (most + log2f(all)) * kLn2 : -INFINITY; }

@@ -2,7 +2,7 @@
 // prefill_128.cu (compute capability 9.0) and in prefill_portable_*.cu.
 #include "oscar/cuda/prefill.h"
 
-#include <algorithm>
+#include <cmath>
 
 #include "cuda/arguments.h"
 #include "cuda/prefill_params.h"
@@ -21,26 +21,30 @@ constexpr bool kWgmmaBuilt = false;  // its kernel has no code where sm_90a is n
 #endif
 
 void check_arguments(const PrefillArgs& a) {
-  if (a.layer == nullptr) fail("cuda prefill: the layer's tables are missing");
-  if (!paged::head_dim_fits(a.layer->head_dim))
-    fail("cuda prefill: head_dim is {}; 64, 128 and 256 are possible", a.layer->head_dim);
+  check_layer("prefill", a.layer);
   if (a.batch < 1 || a.batch > kMaxBatch)
     fail("cuda prefill: a batch of {} sequences; 1 to {} are possible", a.batch, kMaxBatch);
   if (a.n_tokens < 1 || a.n_tokens > kMaxTokens)
     fail("cuda prefill: {} query tokens; 1 to {} are possible", a.n_tokens, kMaxTokens);
   if (a.group < 1 || a.group > kMaxGroup)
     fail("cuda prefill: {} query heads per KV head; 1 to {} are possible", a.group, kMaxGroup);
-  check_cache("prefill", a, a.recent);
-  if (!(a.scale > 0.0F)) fail("cuda prefill: a scale of {}; it must be above 0", a.scale);
+  check_attention("prefill", a, 1);
+  if (!(a.scale > 0.0F && std::isfinite(a.scale))) fail("cuda prefill: a scale of {}; it must be above 0 and finite", a.scale);
   const std::int64_t row = std::int64_t{a.layer->n_head_kv} * a.layer->head_dim;
   for (const std::int64_t stride : {a.k_stride, a.v_stride}) {
     if (stride != 0 && (stride < row || stride % 8 != 0))
       fail("cuda prefill: rows begin every {} values; 0 or a multiple of 8 from {} on is possible", stride, row);
   }
-  const void* const needed[] = {
-      a.q, a.k, a.v, a.query_start, a.lengths, a.pages, a.page_table.ids, a.blocks, a.block_table.ids, a.out};
-  if (std::any_of(std::begin(needed), std::end(needed), [](const void* x) { return x == nullptr; }))
-    fail("cuda prefill: a tensor is missing");
+  check_tensors("prefill", {{"q", a.q, 16},
+                            {"k", a.k, 16},
+                            {"v", a.v, 16},
+                            {"query_start", a.query_start, 4},
+                            {"lengths", a.lengths, 4},
+                            {"pages", a.pages, 128},
+                            {"page_table", a.page_table.ids, 4},
+                            {"blocks", a.blocks, 128},
+                            {"block_table", a.block_table.ids, 4},
+                            {"out", a.out, 4}});
 }
 
 cudaError_t launch(PrefillKernel kernel, PrefillParams& p, const DeviceLimits& device, cudaStream_t stream, bool* fits) {
@@ -105,7 +109,9 @@ void prefill_with(std::optional<PrefillKernel> kernel, const PrefillArgs& args, 
   check(launch(kernel.value_or(by_device), p, device, stream, &fits), "the launch of a prefill");
   if (!fits && !kernel && by_device == PrefillKernel::wgmma)  // the portable kernel's pages take less
     check(launch(PrefillKernel::portable, p, device, stream, &fits), "the launch of a prefill");
-  if (!fits) fail("cuda prefill: heads of {} slots do not fit the device's shared memory", p.layer.max_slots);
+  if (!fits)
+    fail("cuda prefill: tiles of head_dim {} and {} slots do not fit the device's shared memory", p.layer.head_dim,
+         p.layer.max_slots);
 }
 
 }  // namespace oscar::cuda

@@ -32,15 +32,15 @@ struct RowEnd {
   // most: base-2 logarithm that sum is relative to.
   __device__ __forceinline__ RowEnd(const PrefillParams& p, int query_head, float most, float sum) {
     float shrink = 1.0F;
-    if (p.sinks != nullptr) {
-      const float sink = p.sinks[query_head] * kLog2E;
+    const float sink = p.sinks != nullptr ? p.sinks[query_head] * kLog2E : -INFINITY;
+    if (sink != -INFINITY) {
       const float now = fmaxf(most, sink);
       shrink = exp2f(most - now);
       sum = sum * shrink + exp2f(sink - now);
       most = now;
     }
-    factor = sum > 0.0F ? shrink / sum : 0.0F;
-    lse = sum > 0.0F ? (most + log2f(sum)) * kLn2 : -INFINITY;
+    factor = sum != 0.0F ? shrink / sum : 0.0F;  // NaN of a query stays
+    lse = sum != 0.0F ? (most + log2f(sum)) * kLn2 : -INFINITY;
   }
 };
 

@@ -1,5 +1,6 @@
-// First kernel of a decode: queries into the basis of the codes, in the order in which the tensor cores want them; outputs of
-// sequences without tokens. A block serves one sequence and virtual KV head after the other.
+// Queries into the basis of the codes, in the order in which the tensor cores want them; outputs of sequences without tokens.
+// By a kernel of its own before the one that attends, or by blocks of that one, one sequence and virtual KV head after the
+// other.
 #pragma once
 
 #include "cuda/partial_results.cuh"
@@ -38,10 +39,10 @@ struct PrepareMemory {
 template <int D, int kHeads, class Sync>
 __device__ __forceinline__ bool prepare_item(const DecodeParams& p, int item, PrepareMemory<D, kHeads>& memory, Sync&& sync) {
   constexpr int kParts = PrepareMemory<D, kHeads>::kParts;
-  constexpr int kColumns = D > kPrepareThreads ? D / kPrepareThreads : 1;  // coordinates of one thread
-  constexpr int kRows = D / kParts;                                        // of the matrix, of one thread
+  static_assert(D <= kPrepareThreads);
+  constexpr int kRows = D / kParts;  // of the matrix, of one thread's column
   constexpr int kAtOnce = kRows < 32 ? kRows : 32;
-  constexpr int kPieces = kRows / kAtOnce;  // of a column
+  constexpr int kPieces = kRows / kAtOnce;
   constexpr int kLanes = 4 * kHeads;
   auto& [q, inner, work, constant, source, bytes, unused] = memory;
   const int sequence = item / p.heads;
@@ -60,7 +61,7 @@ __device__ __forceinline__ bool prepare_item(const DecodeParams& p, int item, Pr
   const float* matrix = layer.query + (static_cast<std::int64_t>(kv) * D + part * kRows) * D + thread % D;
   float m[kAtOnce];
   const auto load = [&](int piece) {
-    const float* from = matrix + piece % kPieces * kAtOnce * D + piece / kPieces * kPrepareThreads;
+    const float* from = matrix + piece * kAtOnce * D;
 #pragma unroll
     for (int d = 0; d < kAtOnce; ++d) m[d] = from[d * D];
   };
@@ -83,22 +84,17 @@ __device__ __forceinline__ bool prepare_item(const DecodeParams& p, int item, Pr
 
   float sum[kHeads] = {};
 #pragma unroll 1
-  for (int piece = 0; piece < kColumns * kPieces; ++piece) {  // inner = q * query, steps included
-    const int first = part * kRows + piece % kPieces * kAtOnce;
+  for (int piece = 0; piece < kPieces; ++piece) {  // inner = q * query, steps included
+    const int first = part * kRows + piece * kAtOnce;
 #pragma unroll
     for (int d = 0; d < kAtOnce; ++d) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) sum[h] = fmaf(q[h][first + d], m[d], sum[h]);
     }
-    if (piece + 1 < kColumns * kPieces) load(piece + 1);
-    if (piece % kPieces == kPieces - 1) {
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        work[(part * kHeads + h) * D + thread % D + piece / kPieces * kPrepareThreads] = sum[h];
-        sum[h] = 0;
-      }
-    }
+    if (piece + 1 < kPieces) load(piece + 1);
   }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) work[(part * kHeads + h) * D + thread % D] = sum[h];
   sync();
   const float scale = p.scale * kLog2E;  // logits come out in the base-2 logarithm
   for (int i = thread; i < kHeads * D; i += kPrepareThreads) {

@@ -32,8 +32,12 @@ class DeviceArray {
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
+  // Complete when it returns, also for streams that do not wait for the default one, which cudaMemcpy() of pageable memory is
+  // not.
   void upload(const std::vector<T>& host) {
-    if (!host.empty()) check(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    if (host.empty()) return;
+    check(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaStreamSynchronize(nullptr), "cudaMemcpy");
   }
   [[nodiscard]] std::vector<T> download() const {
     std::vector<T> host(size_);

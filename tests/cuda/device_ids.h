@@ -16,6 +16,8 @@ inline bool wide_blocks(Wide w) { return w == Wide::blocks || w == Wide::both; }
 
 class DeviceIds {
  public:
+  // In 32 bits.
+  void upload(const std::vector<std::int32_t>& ids) { narrow_.upload(ids); }
   // first: added to all ids but -1.
   DeviceIds(std::vector<std::int32_t> ids, bool wide, std::int32_t first = 0) {
     for (std::int32_t& x : ids) x = x < 0 ? x : x + first;

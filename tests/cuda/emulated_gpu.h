@@ -237,7 +237,8 @@ cudaError_t cudaGetDevice(int* device) {
 #endif
 // Few multiprocessors, so that warps have several pieces of work each.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 232448
+  const char* shared = std::getenv("OSCAR_EMULATED_SHARED");  // bytes, of a smaller GPU
+  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? (shared != nullptr ? std::atoi(shared) : 232448)
            : attribute == cudaDevAttrComputeCapabilityMajor     ? OSCAR_EMULATED_MAJOR
                                                                 : 3;
   return cudaSuccess;

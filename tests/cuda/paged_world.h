@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -168,6 +169,7 @@ class PagedWorld {
     }
     if (shape_.sink_logits) {
       for (int h = 0; h < heads * shape_.group; ++h) sinks.push_back(2.0F * normal(rng));
+      sinks.front() = -std::numeric_limits<float>::infinity();  // as good as none
     }
   }
 

@@ -38,7 +38,7 @@ TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
   layer.n_head_kv = 8;
   layer.head_dim = 128;
   const PrefillArgs good = without_tensors(layer);
-  EXPECT_THAT(message(good), testing::HasSubstr("a tensor is missing"));
+  EXPECT_THAT(message(good), testing::HasSubstr("q is missing"));
   const auto refused = [&](auto&& change, const char* why) {
     PrefillArgs args = good;
     change(args);
@@ -48,12 +48,12 @@ TEST(PrefillHost, WhatTheKernelCannotServeIsRefused) {
   refused([](PrefillArgs& a) { a.batch = 0; }, "a batch of 0 sequences");
   refused([](PrefillArgs& a) { a.n_tokens = 0; }, "0 query tokens");
   refused([](PrefillArgs& a) { a.group = 17; }, "17 query heads per KV head");
-  refused([](PrefillArgs& a) { a.sink = 65; }, "a multiple of 16 is needed");
-  refused([](PrefillArgs& a) { a.recent = 0; }, "it holds the query's own token");
-  refused([](PrefillArgs& a) { a.ring = 16; }, "a ring of 16 blocks does not hold 256 recent rows");
+  refused([](PrefillArgs& a) { a.sink = 65; }, "a multiple of 16 up to");
+  refused([](PrefillArgs& a) { a.recent = 0; }, "1 (the query's own token)");
+  refused([](PrefillArgs& a) { a.ring = 16; }, "a ring of 16 blocks; for 256 recent rows 17 to");
   refused([](PrefillArgs& a) { a.scale = 0; }, "a scale of 0");
   refused([](PrefillArgs& a) { a.soft_cap = -1; }, "a soft cap of -1");
-  refused([](PrefillArgs& a) { a.page_columns = 0; }, "the page table has no columns");
+  refused([](PrefillArgs& a) { a.page_columns = 0; }, "a page table of 0 columns");
   refused([](PrefillArgs& a) { a.k_stride = 1020; }, "rows begin every 1020 values");
   refused([](PrefillArgs& a) { a.v_stride = 1028; }, "rows begin every 1028 values");
   layer.head_dim = 96;
@@ -68,7 +68,7 @@ TEST(PrefillHost, BothCodecsAndAllHeadDimsAreServed) {
     for (const int head_dim : {64, 128, 256}) {
       layer.codec = codec;
       layer.head_dim = head_dim;
-      EXPECT_THAT(message(args), testing::HasSubstr("a tensor is missing"));  // nothing else
+      EXPECT_THAT(message(args), testing::HasSubstr("q is missing"));  // nothing else
     }
   }
 }

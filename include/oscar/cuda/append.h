@@ -26,6 +26,7 @@ namespace oscar::cuda {
 // paged::EncodeTables or paged::Int2EncodeTables in device memory. Immutable; may serve many streams.
 struct EncoderView {
   paged::PageCodec codec = paged::PageCodec::spectral;
+  int n_head_kv = 0, head_dim = 0;
   int n_pairs = 0;  // RoPE pairs that carry a mean, 0: none
   double magnitude = 1;
   const float* transform = nullptr;       // [n_head_kv, D, D] of keys; `int2`: their rotations, or null
@@ -79,7 +80,8 @@ struct AppendArgs {
   const std::int32_t* row_start = nullptr;
   const std::int32_t* lengths = nullptr;  // [batch] tokens of the sequence, the new rows included; 0: no sequence
   void* pages = nullptr;                  // see DecodeArgs
-  paged::IdTable page_table;              // [batch, page_columns]; -1: rows of these positions are not coded
+  // [batch, page_columns]; -1: rows of these positions are not coded, nor are those beyond the columns
+  paged::IdTable page_table;
   int page_columns = 0;
   void* blocks = nullptr;
   // [batch, sink / 16 + ring]; -1: not copied. Of more rows than the ring holds, the last ones are copied: an attention that

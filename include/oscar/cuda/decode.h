@@ -5,7 +5,8 @@
 //   o = sum_t p_t v_t,  p = softmax over the tokens t up to the query's own of soft_cap(scale * q . k_t)  (+ a sink logit)
 //
 // Lengths and tables are read on the device and the grid depends on the shape alone: no host synchronisation, and a CUDA graph
-// that holds a decode stays valid while sequences grow. Results are bit-identical from run to run on one kind of GPU.
+// that holds a decode stays valid while sequences grow, up to what the page table has columns for. Results are bit-identical
+// from run to run on one kind of GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -75,32 +76,39 @@ struct DecodeArgs {
   int queries = 1;              // tokens per sequence, 1 .. 8: the last ones, as in checking a draft
   int sink = 64, recent = 256;  // window of 16-bit rows, see cache/windows.h; sink a multiple of 16
   float scale = 1.0F;
-  float soft_cap = 0.0F;                  // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
-  const void* q = nullptr;                // binary16 [batch, queries, n_head, D]
-  const std::int32_t* lengths = nullptr;  // [batch] tokens of the sequence, the queries' own included; 0: no sequence
-  const void* pages = nullptr;            // [n_pages, page_bytes], 128-byte aligned
-  paged::IdTable page_table;              // [batch, page_columns] page of positions 64 i .. 64 i + 63
+  float soft_cap = 0.0F;    // 0: none; else logit = soft_cap * tanh(scale * q . k / soft_cap)
+  const void* q = nullptr;  // binary16 [batch, queries, n_head, D]
+  // [batch] tokens of the sequence, the queries' own included, up to 64 page_columns; 0: no sequence
+  const std::int32_t* lengths = nullptr;
+  const void* pages = nullptr;  // [n_pages, page_bytes], 128-byte aligned
+  // [batch, page_columns] page of positions 64 i .. 64 i + 63. All that hold a position which a query reads as codes are
+  // needed: -1 is no page here.
+  paged::IdTable page_table;
   int page_columns = 0;
   const void* blocks = nullptr;  // binary16 [n_blocks, n_head_kv, 2, 16, D], 128-byte aligned
   paged::IdTable block_table;    // [batch, sink / 16 + ring], see paged::block_column
   int ring = 0;                  // at least paged::ring_blocks(recent + queries - 1)
   const float* sinks = nullptr;  // [n_head] or null
-  void* out = nullptr;           // binary16 [batch, queries, n_head, D]; zeros where a query sees nothing
-  // [batch, queries, n_head] natural logarithm of the sum of exponentials, or null; -inf where a query sees nothing
+  void* out = nullptr;           // binary16 [batch, queries, n_head, D], 4-byte aligned; zeros where a query sees nothing
+  // [batch, queries, n_head] natural logarithm of the sum of exponentials, or null; -inf where a query sees nothing and there
+  // is no sink logit
   float* lse = nullptr;
-  // The work enqueued just before writes neither lengths nor tables, and of the pages only positions that this decode does not
-  // read as codes (with recent >= 64 an append of the queries' own tokens does not). Tiles are then fetched while it still runs
-  // (sm_90, programmatic dependent launch). The queries and the exact rows may be written by it.
+  // The work enqueued just before, and what that overlaps in turn, writes neither lengths nor tables, and of the pages only
+  // positions that this decode does not read as codes (with recent >= 64 an append of the queries' own tokens does not). Tiles
+  // are then fetched while it still runs (sm_90, programmatic dependent launch). The queries and the exact rows may be written
+  // by it.
   bool overlaps_predecessor = false;
-  // decode_workspace_bytes(), 256-byte aligned; of one decode at a time. Its first decode_control_bytes() must be zero before
-  // its first decode, and a decode leaves them zero; of the rest, contents need not survive.
+  // decode_workspace_bytes(), 256-byte aligned; of one decode at a time, of any shape and layer that it is large enough for.
+  // Its first decode_control_bytes() must be zero before its first decode, and a decode leaves them zero; of the rest, contents
+  // need not survive.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
 
-// Both depend on shapes, not on lengths.
+// Depends on the shape, not on lengths.
 [[nodiscard]] std::size_t decode_workspace_bytes(const LayerView& layer, int batch, int group, int queries = 1);
-[[nodiscard]] std::size_t decode_control_bytes(const LayerView& layer, int batch, int group, int queries = 1);
+// The same for all shapes.
+[[nodiscard]] std::size_t decode_control_bytes();
 
 // Enqueues one kernel or two. Throws Error on arguments outside the limits above or when the launch fails.
 void decode(const DecodeArgs& args, cudaStream_t stream);

@@ -41,15 +41,15 @@ struct PrefillArgs {
   std::int64_t k_stride = 0, v_stride = 0;
   // [batch + 1], ascending from 0: tokens query_start[b] .. query_start[b + 1] - 1 are the last ones of sequence b.
   const std::int32_t* query_start = nullptr;
-  const std::int32_t* lengths = nullptr;  // [batch] tokens of the sequence, the chunk included
+  const std::int32_t* lengths = nullptr;  // [batch] tokens of the sequence, the chunk included, up to 64 page_columns
   const void* pages = nullptr;            // [n_pages, page_bytes], 128-byte aligned
-  paged::IdTable page_table;              // [batch, page_columns] page of positions 64 i .. 64 i + 63
+  paged::IdTable page_table;              // [batch, page_columns] as in DecodeArgs
   int page_columns = 0;
   const void* blocks = nullptr;  // binary16 [n_blocks, n_head_kv, 2, 16, D], 128-byte aligned
   paged::IdTable block_table;    // [batch, sink / 16 + ring], see paged::block_column
   int ring = 0;                  // at least paged::ring_blocks(recent)
   const float* sinks = nullptr;  // [n_head] or null
-  void* out = nullptr;           // binary16 [n_tokens, n_head, D]
+  void* out = nullptr;           // binary16 [n_tokens, n_head, D], 4-byte aligned
   float* lse = nullptr;          // [n_tokens, n_head] natural logarithm of the sum of exponentials, or null
 };
 

@@ -121,15 +121,7 @@ struct Tiers {
     return static_cast<int>(static_cast<unsigned>(pages() + kPatterns - 1 - series) / kPatterns);
   }
   [[nodiscard]] constexpr int series_pattern(int series) const { return (first_page() + series) % kPatterns; }
-  // Series and page of number i of that order.
-  [[nodiscard]] constexpr int series_of(int i) const {
-    int series = 0;
-    for (int s = 1, before = 0; s < kPatterns; ++s) {
-      before += series_pages(s - 1);
-      series += i >= before ? 1 : 0;
-    }
-    return series;
-  }
+  // Page of number i of that order.
   [[nodiscard]] constexpr int page_of(int i) const {
     int series = 0;
     int first = 0;  // number of the series' first page
